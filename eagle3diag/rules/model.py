@@ -1,0 +1,137 @@
+"""The nouns of judgement: what the user handed in (``Case``), what was found (``Finding``), and the sum (``Report``).
+
+Findings never raise. A rule that lacks its evidence is skipped with a reason, a rule that crashes is listed as crashed, and
+neither counts as passed. The verdict: ``broken`` (an error), ``suspect`` (a warning), ``healthy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+from eagle3diag.display import Shown
+from eagle3diag.engines.model import Launch, ServedDraft
+
+__all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
+
+
+class Severity(str, Enum):
+    """How much a finding harms this draft."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return ("error", "warning", "info").index(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One judged fact.
+
+    Attributes:
+        title: one line, what is wrong with *this* draft, with names and numbers.
+        evidence: names and numbers, JSON-able, shown as a table.
+        remedy: one or two sentences: what to do.
+        engines: labels of the engines concerned, empty for all.
+        where: tensor, config key or flag the finding is about.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ""
+    engines: tuple[str, ...] = ()
+    where: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape of a finding."""
+        return {
+            "code": self.code,
+            "severity": self.severity.value,
+            "title": self.title,
+            "where": self.where,
+            "evidence": dict(self.evidence),
+            "remedy": self.remedy,
+            "engines": list(self.engines),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What the user handed in, opened and normalised once. Rules look at nothing else.
+
+    ``other`` is a second draft to compare with (VAL310). ``headers_only`` forbids reading tensor data.
+    """
+
+    draft: Checkpoint
+    spec: DraftSpec
+    target: TargetSpec | None = None
+    served: ServedDraft | None = None
+    launch: Launch | None = None
+    other: Checkpoint | None = None
+    headers_only: bool = False
+
+    def has(self, need: str) -> bool:
+        """Whether the evidence ``need`` (draft, values, target, engine, launch, other) is there."""
+        present = {
+            "draft": True,
+            "values": not self.headers_only and bool(self.draft.tensors),
+            "target": self.target is not None,
+            "engine": self.served is not None,
+            "launch": self.launch is not None,
+            "other": self.other is not None,
+        }
+        return present[need]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one rule: ``ran`` (findings, maybe none), ``skipped`` (why) or ``crashed`` (why)."""
+
+    code: str
+    status: Literal["ran", "skipped", "crashed"]
+    findings: tuple[Finding, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Shown):
+    """All outcomes of one case."""
+
+    case: Case
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Worst first, then by code."""
+        found = [f for o in self.outcomes for f in o.findings]
+        return tuple(sorted(found, key=lambda f: (f.severity.rank, f.code, f.where)))
+
+    @property
+    def skipped(self) -> tuple[Outcome, ...]:
+        """Rules that did not run, with the reason; crashed ones included."""
+        return tuple(o for o in self.outcomes if o.status != "ran")
+
+    @property
+    def verdict(self) -> Literal["broken", "suspect", "healthy"]:
+        """``broken`` with an error, ``suspect`` with a warning, else ``healthy``."""
+        worst = min((f.severity.rank for f in self.findings), default=2)
+        return ("broken", "suspect", "healthy")[worst]  # type: ignore[return-value]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape of ``check``; the draft's summary is added by ``report``."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict,
+            "findings": [f.to_dict() for f in self.findings],
+            "skipped": [{"code": o.code, "why": o.why} for o in self.skipped],
+            "passed": [o.code for o in self.outcomes if o.status == "ran" and not o.findings],
+        }
