@@ -1,7 +1,7 @@
 """Comparing engine releases, in the few spellings engines use: ``0.4.5``, ``0.5.0rc2``, ``0.5.4.post3``, ``0.10.1.1``.
 
 A parsed version is a tuple that orders as PEP 440 does: development < alpha < beta < candidate < final < post. A leading ``v`` and a local
-part (``+cu128``) are accepted and do not count. No packaging library and no pattern compiled at import: every ``check`` passes through here.
+part (``+cu128``) are accepted and do not count. No packaging library, no pattern compiled at import: every ``check`` passes here.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def nearest(version: str, releases: Sequence[str]) -> str:
     try:
         asked = parse(version)
     except UsageError:
-        raise UsageError(f"{escaped(version)!r} is no version; recorded are {ordered[0]} to {ordered[-1]}, for example {ordered[-1]}") from None
+        raise UsageError(
+            f"{escaped(version)!r} is no version; recorded are {ordered[0]} to {ordered[-1]}, for example {ordered[-1]}"
+        ) from None
     older = [r for r in ordered if parse(r) <= asked]
     return older[-1] if older else ordered[0]
