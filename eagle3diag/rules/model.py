@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -18,7 +18,7 @@ from eagle3diag.engines.model import Launch, ServedDraft
 __all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """How much a finding harms this draft."""
 
     ERROR = "error"
@@ -68,7 +68,8 @@ class Finding:
 class Case:
     """What the user handed in, opened and normalised once. Rules look at nothing else.
 
-    ``other`` is a second draft to compare with (VAL310). ``headers_only`` forbids reading tensor data.
+    ``other`` is a second draft to compare with (VAL310). ``headers_only`` forbids reading tensor data. ``notes`` say what was assumed
+    on the way (the newest version on record, an engine taken from the launch line).
     """
 
     draft: Checkpoint
@@ -78,6 +79,7 @@ class Case:
     launch: Launch | None = None
     other: Checkpoint | None = None
     headers_only: bool = False
+    notes: tuple[str, ...] = ()
 
     def has(self, need: str) -> bool:
         """Whether the evidence ``need`` (draft, values, target, engine, launch, other) is there."""
@@ -124,7 +126,7 @@ class Report(Shown):
     def verdict(self) -> Literal["broken", "suspect", "healthy"]:
         """``broken`` with an error, ``suspect`` with a warning, else ``healthy``."""
         worst = min((f.severity.rank for f in self.findings), default=2)
-        return ("broken", "suspect", "healthy")[worst]  # type: ignore[return-value]
+        return ("broken", "suspect", "healthy")[worst]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``check``; the draft's summary is added by ``report``."""
@@ -133,5 +135,6 @@ class Report(Shown):
             "verdict": self.verdict,
             "findings": [f.to_dict() for f in self.findings],
             "skipped": [{"code": o.code, "why": o.why} for o in self.skipped],
+            "notes": list(self.case.notes),
             "passed": [o.code for o in self.outcomes if o.status == "ran" and not o.findings],
         }

@@ -1,0 +1,140 @@
+"""From what the user hands in to a ``Case``: open, normalise, parse, serve, once.
+
+An explicit engine wins; without one the launch line tells it, with its version where a container tag names one. Serving is
+imported inside the functions, so that a check without an engine pays nothing for the contracts.
+"""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+from eagle3diag.checkpoint.model import Checkpoint, TargetSpec
+from eagle3diag.engines.model import Launch
+from eagle3diag.errors import UsageError, escaped
+from eagle3diag.rules.model import Case, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["check", "make_case"]
+
+Source = str | PathLike[str]
+
+
+def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list[str]]:
+    """The engine to serve with, as ``name==version`` or ``name``, and what has to be said about the choice.
+
+    Raises:
+        UsageError: a source scan is asked for, or the launch line belongs to another engine.
+    """
+    if engine is None and launch is None:
+        return None, []
+    notes: list[str] = []
+    if engine is None and launch is not None:
+        name, version = launch.engine, launch.version
+        notes.append(f"engine {name} taken from the launch line")
+    else:
+        from eagle3diag.engines.contract import parse_engine
+
+        asked = str(engine)
+        if "@" in asked:
+            raise UsageError(f"--engine {escaped(asked)}: source scan is not available in this version; name a release, as in sglang==0.5.9")
+        name, version = parse_engine(asked)
+        if launch is not None and launch.engine != name:
+            raise UsageError(f"--engine {escaped(asked)} but the launch line starts {launch.engine}: leave --engine out, or give the line's")
+        if version is None and launch is not None and launch.version is not None:
+            version = launch.version
+            notes.append(f"{name} {version} taken from the launch line")
+    if version is None:
+        from eagle3diag.engines.contract import releases
+
+        version = releases(name)[-1]
+        notes.append(f"no {name} version given: {version}, the newest on record, is used; give --engine {name}==VERSION for another")
+    return f"{name}=={version}", notes
+
+
+def make_case(
+    draft: Source | Checkpoint,
+    *,
+    target: Source | TargetSpec | None = None,
+    engine: str | None = None,
+    launch: str | Launch | None = None,
+    other: Source | Checkpoint | None = None,
+    headers_only: bool = False,
+) -> Case:
+    """Opens everything once and serves the draft where an engine is known.
+
+    Args:
+        draft: path, URL or an opened checkpoint.
+        target: path of a target's config or folder, or an opened one.
+        engine: ``sglang==0.5.9``, or ``vllm`` for the newest on record.
+        launch: the launch line as text, or parsed.
+        other: a second draft to compare with.
+        headers_only: forbid reading tensor data.
+
+    Raises:
+        CheckpointError: an input cannot be read.
+        UsageError: engine or launch line make no sense.
+    """
+    from eagle3diag.checkpoint.open import open_checkpoint
+    from eagle3diag.checkpoint.spec import draft_spec
+
+    opened = draft if isinstance(draft, Checkpoint) else open_checkpoint(fspath(draft))
+    spec = draft_spec(opened)
+    wanted: TargetSpec | None = None
+    if target is not None and not isinstance(target, TargetSpec):
+        from eagle3diag.checkpoint.target import open_target
+
+        wanted = open_target(fspath(target))
+    elif target is not None:
+        wanted = target
+    parsed: Launch | None = None
+    if isinstance(launch, str):
+        from eagle3diag.engines.launch import parse_launch
+
+        parsed = parse_launch(launch)
+    elif launch is not None:
+        parsed = launch
+    chosen, notes = _engine(engine, parsed)
+    served = None
+    if chosen is not None:
+        from eagle3diag.engines.serve import serve
+
+        served = serve(opened, chosen, target=wanted, launch=parsed, spec=spec)
+    second = other if isinstance(other, Checkpoint) or other is None else open_checkpoint(fspath(other))
+    return Case(
+        draft=opened,
+        spec=spec,
+        target=wanted,
+        served=served,
+        launch=parsed,
+        other=second,
+        headers_only=headers_only,
+        notes=tuple(notes),
+    )
+
+
+def check(
+    draft: Source | Checkpoint,
+    *,
+    target: Source | TargetSpec | None = None,
+    engine: str | None = None,
+    launch: str | Launch | None = None,
+    other: Source | Checkpoint | None = None,
+    headers_only: bool = False,
+    select: Iterable[str] | None = None,
+) -> Report:
+    """``make_case`` and every rule over it; arguments as there.
+
+    Args:
+        select: rule codes or families; all where None.
+
+    Raises:
+        CheckpointError: an input cannot be read.
+        UsageError: engine, launch line or a selected code make no sense.
+    """
+    from eagle3diag.rules.registry import run
+
+    case = make_case(draft, target=target, engine=engine, launch=launch, other=other, headers_only=headers_only)
+    return run(case, select)
