@@ -1,0 +1,169 @@
+"""The JSON shapes of the command line, schema 1.
+
+Shapes only grow. Keys keep the order of the design page, text stays ASCII (``\\u`` escapes), so that nothing from a file can drive a
+terminal, and NaN or infinities are written as strings, because JSON has no such numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle3diag.checkpoint.model import AuxIds, Checkpoint, Dialect, DraftSpec
+    from eagle3diag.engines.model import AuxCapture, ServedDraft
+    from eagle3diag.rules.model import Report
+
+__all__ = ["SCHEMA", "checked", "dumps", "inspected", "plain", "served"]
+
+SCHEMA = 1  #: of every shape here
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON-able data: mappings, sequences, enums and odd numbers unfolded, anything else by its ``str``."""
+    if value is None or isinstance(value, (bool, str)) and not isinstance(value, Enum):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return [plain(v) for v in sorted(value, key=str)]
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if hasattr(value, "item"):  # a NumPy or torch scalar
+        return plain(value.item())
+    return str(value)
+
+
+def dumps(value: Any) -> str:
+    """One JSON document, two spaces of indent, no line break at the end."""
+    return json.dumps(plain(value), indent=2, allow_nan=False)
+
+
+def dialect(found: Dialect) -> dict[str, Any]:
+    """Name, confidence and what was seen."""
+    return {"name": found.name, "confidence": found.confidence, "evidence": list(found.evidence)}
+
+
+def aux_ids(ids: AuxIds) -> dict[str, Any]:
+    """Recorded ids with every reading of them."""
+    readings = [{"convention": r.convention, "hf": list(r.hf), "why": r.why} for r in ids.readings]
+    return {"raw": None if ids.raw is None else list(ids.raw), "where": ids.where, "settled": ids.settled, "readings": readings}
+
+
+def draft(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
+    """The draft in a few facts, as ``check`` shows it."""
+    return {
+        "path": checkpoint.path,
+        "form": checkpoint.form,
+        "files": list(checkpoint.files),
+        "configs": [c.file for c in checkpoint.configs],
+        "tensors": len(checkpoint.tensors),
+        "bytes": checkpoint.bytes_total,
+        "dialect": dialect(spec.dialect),
+        "algorithm": spec.algorithm,
+        "aux": aux_ids(spec.aux),
+    }
+
+
+def inspected(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
+    """The JSON shape of ``inspect``."""
+    return {
+        "schema": SCHEMA,
+        "path": checkpoint.path,
+        "form": checkpoint.form,
+        "dialect": dialect(spec.dialect),
+        "algorithm": spec.algorithm,
+        "configs": [{"file": c.file, "schema": c.schema} for c in checkpoint.configs],
+        "spec": {name: value.to_dict() for name, value in spec.values().items()},
+        "aux": aux_ids(spec.aux),
+        "wiring": spec.wiring.to_dict(),
+        "tensors": [t.to_dict() for t in checkpoint.tensors.values()],
+        "canonical": dict(spec.canonical),
+        "issues": [{"kind": i.kind, "file": i.file, "message": i.message} for i in checkpoint.issues],
+        "extras": list(checkpoint.extras),
+    }
+
+
+def checked(report: Report) -> dict[str, Any]:
+    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed."""
+    body = report.to_dict()
+    case = report.case
+    engine = None
+    if case.served is not None:
+        contract = case.served.contract
+        engine = {
+            "label": contract.label,
+            "engine": contract.engine,
+            "version": contract.asked,
+            "contract": contract.version,
+            "runner": contract.runner,
+            "origin": contract.origin,
+        }
+    return {
+        "schema": SCHEMA,
+        "verdict": body["verdict"],
+        "draft": draft(case.draft, case.spec),
+        "engine": engine,
+        "target": None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value},
+        "headers_only": case.headers_only,
+        "findings": body["findings"],
+        "skipped": [{"code": o.code, "why": o.why, "status": o.status} for o in report.skipped],
+        "passed": body["passed"],
+    }
+
+
+def capture(aux: AuxCapture) -> dict[str, Any]:
+    """Which target states reach the draft."""
+    listed = lambda ids: None if ids is None else list(ids)  # noqa: E731 - three uses in one literal
+    return {
+        "ids": listed(aux.ids),
+        "source": aux.source,
+        "prefill_hf": listed(aux.prefill_hf),
+        "verify_hf": listed(aux.verify_hf),
+        "unread": {where: list(ids) for where, ids in aux.unread.items()},
+        "problem": aux.problem,
+        "loud": aux.loud,
+        "hook": aux.hook,
+        "shift": aux.shift,
+    }
+
+
+def served(one: ServedDraft) -> dict[str, Any]:
+    """One element of the JSON list of ``serve``."""
+    refusal = one.refused
+    return {
+        "schema": SCHEMA,
+        "engine": one.contract.engine,
+        "version": one.contract.asked,
+        "contract": one.contract.version,
+        "on_record": one.contract.on_record,
+        "origin": one.contract.origin,
+        "runner": one.contract.runner,
+        "refused": None if refusal is None else {"stage": refusal.stage, "message": refusal.message, "why": refusal.why},
+        "fails_later": list(one.fails_later),
+        "algorithm": one.algorithm,
+        "tensors": {name: fate.to_dict() for name, fate in one.tensors.items()},
+        "never_filled": dict(one.never_filled),
+        "fc": {"runs": one.fc.runs, "width_in": one.fc.width_in, "bypassed_at_width": one.fc.bypassed_at_width},
+        "aux": capture(one.aux),
+        "wiring": one.wiring.to_dict(),
+        "ignored": dict(one.ignored),
+        "defaulted": dict(one.defaulted),
+        "quirks": dict(one.quirks),
+    }
+
+
+def rules(registry: Mapping[str, Any], codes: Sequence[str]) -> dict[str, Any]:
+    """The JSON shape of ``rules``."""
+    return {"schema": SCHEMA, "rules": [registry[code] for code in codes]}
