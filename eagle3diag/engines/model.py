@@ -138,11 +138,16 @@ class AuxCapture:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProblem:
-    """Something wrong with a launch line: ``kind`` is ``algorithm``, ``chain``, ``length``, ``quantization``, ``unknown-flag`` or ``other``."""
+    """Something wrong with a launch line: ``kind`` is ``algorithm``, ``chain``, ``length``, ``quantization``, ``unknown-flag`` or ``other``.
+
+    ``severity`` is ``error`` where the server would not start or not speculate, ``info`` where nothing is lost.
+    """
 
     kind: str
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    severity: Literal["error", "warning", "info"] = "warning"
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
