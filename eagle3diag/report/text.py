@@ -1,0 +1,86 @@
+"""Views for a terminal: the verdict line, failures with evidence and remedy, skipped with the reason, passed on one line.
+
+Everything printed goes through ``escaped``: a tensor name cannot move the cursor or change a colour. Colour only repeats what sign and word
+already say, on a terminal and without ``NO_COLOR``.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import TYPE_CHECKING, Any, TextIO
+
+from eagle3diag.errors import escaped
+from eagle3diag.report.layout import Block, Status, Table, View, mark
+
+if TYPE_CHECKING:
+    from eagle3diag.rules.model import Report
+
+__all__ = ["colour_wanted", "of", "render"]
+
+WIDTH = 100
+_COLOURS = {"error": "1;31", "warning": "1;33", "info": "36", "ok": "32", "skipped": "2"}
+_CELL = 52
+
+
+def colour_wanted(stream: TextIO) -> bool:
+    """True on a terminal that did not ask for none (``NO_COLOR``, ``TERM=dumb``)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _painted(text: str, status: Status, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m" if colour and status in _COLOURS else text
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> str:
+    one_line = escaped(text, 4000)
+    lead = indent if first is None else first
+    return textwrap.fill(one_line, WIDTH, initial_indent=lead, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _block(block: Block, colour: bool) -> list[str]:
+    label = f"{mark(block.status)} {escaped(block.code)}".strip()
+    lines = [_wrapped(block.title, "    ", f"{label}  ")]
+    if colour:
+        lines[0] = lines[0].replace(label, _painted(label, block.status, True), 1)
+    wide = min(24, max((len(k) for k, _ in block.evidence), default=0))
+    lines += [_wrapped(value, " " * (wide + 8), f"      {escaped(key):<{wide}}  ") for key, value in block.evidence]
+    if block.engines:
+        lines.append(_wrapped(block.engines, "           ", "    where: "))
+    if block.remedy:
+        lines.append(_wrapped(block.remedy, "         ", "    fix: "))
+    return lines
+
+
+def _table(one: Table, colour: bool) -> list[str]:
+    if not one.rows:
+        return []
+    shown = [tuple(escaped(c, _CELL if i < len(one.head) - 1 else 160) for i, c in enumerate(row)) for row in one.rows]
+    widths = [max(len(row[i]) for row in [one.head, *shown]) for i in range(len(one.head))]
+    lines = [escaped(one.caption, 200)]
+    for k, row in enumerate([one.head, *shown]):
+        line = "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+        status = one.status[k - 1] if k and k <= len(one.status) else "none"
+        lines.append(_painted(line, status, colour) if status in ("error", "warning") else line)
+    if one.more:
+        lines.append(f"  … {escaped(one.more, 200)}")
+    return lines
+
+
+def of(view: View, *, colour: bool = False) -> str:
+    """One view as lines of text, without a line break at the end."""
+    head = _wrapped(view.summary, "  ", f"{view.title}: " if view.title else "")
+    parts = [[_painted(head, view.status, colour)]]
+    parts += [_block(b, colour) for b in view.blocks]
+    parts += [lines for t in view.tables if (lines := _table(t, colour))]
+    notes = [_wrapped(n, "  ") for n in view.notes]
+    if notes:
+        parts.append(notes)
+    return "\n\n".join("\n".join(p) for p in parts)
+
+
+def render(report: Report | Any, *, colour: bool = False) -> str:
+    """A report (or any result that has a view) for the terminal."""
+    from eagle3diag.report.views import view
+
+    return of(view(report), colour=colour)
