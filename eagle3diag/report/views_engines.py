@@ -66,8 +66,11 @@ def _blocks(served: ServedDraft) -> list[Block]:
         blocks.append(Block(status="error", code="layers", title=served.aux.problem))
     if served.fc.bypassed_at_width is not None:
         width = served.fc.bypassed_at_width
-        status = "info" if served.fc.runs else "error"
-        blocks.append(Block(status=status, code="fc", title=f"a hidden state of width {width:,} would skip fc [in {served.fc.width_in:,}] in silence"))
+        wide = f" (its input is {served.fc.width_in:,} wide)" if served.fc.width_in else ""
+        if served.fc.runs:
+            blocks.append(Block(status="info", code="fc", title=f"runs here{wide}; a hidden state of width {width:,} would skip it in silence"))
+        else:
+            blocks.append(Block(status="error", code="fc", title=f"is skipped in silence: the hidden state is {width:,} wide{wide}"))
     blocks += [Block(status="warning", code="ignored", title=f"{flag}: {why}") for flag, why in served.ignored.items()]
     blocks += [Block(status="info", code="default", title=f"{flag}: {why}") for flag, why in served.defaulted.items()]
     blocks += [Block(status="info", code="quirk", title=f"{name}: {text}") for name, text in served.quirks.items()]
@@ -101,7 +104,7 @@ def served_view(served: ServedDraft) -> View:
             table(
                 "Parameters no tensor of the file fills",
                 ("parameter", "starts as"),
-                filled,
+                ((n, "the target's tensor" if s == "target" else s) for n, s in filled),
                 status=("none" if s == "target" else "error" for _, s in filled),
             ),
             table("Target layers that reach the draft", ("what", "layers", "from"), _layers(served)),
