@@ -191,12 +191,14 @@ class AuxIds:
         where: ``config.json: eagle_config.eagle_aux_hidden_state_layer_ids`` …
         readings: the likelier first; two where the convention is ambiguous.
         settled: True where a second source or the dialect's own rule leaves no doubt.
+        formula: what the trainer takes when told none: ``default`` (HF 2, N//2, N-3) or ``default-one-late`` (speculators up to 0.4).
     """
 
     raw: tuple[int, ...] | None
     where: str
     readings: tuple[Reading, ...] = ()
     settled: bool = False
+    formula: str = "default"
 
     @property
     def hf(self) -> tuple[int, ...] | None:
