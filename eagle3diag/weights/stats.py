@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorStats", "tensor_stats"]
 
+_CHUNK = 1 << 16  #: elements per step: two float64 vectors of this length stay in a core's L2 cache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TensorStats(Shown):
@@ -90,7 +92,7 @@ class TensorStats(Shown):
 
 
 class _Moments:
-    """Running count, mean and central moment sums 2 to 4, mergeable block by block."""
+    """Running count, mean and central moment sums 2 to 4, mergeable chunk by chunk."""
 
     __slots__ = ("m2", "m3", "m4", "mean", "n")
 
@@ -98,24 +100,28 @@ class _Moments:
         self.n = 0
         self.mean = self.m2 = self.m3 = self.m4 = 0.0
 
-    def add(self, x: torch.Tensor) -> None:
-        """Fold in finite float64 values [n]."""
+    def add(self, x: torch.Tensor, squares: torch.Tensor) -> None:
+        """Fold in finite float64 values [n], given with their squares."""
+        import torch
+
         n = x.numel()
         if not n:
             return
-        mean = float(x.mean())
-        d = x - mean
-        d2 = d * d
-        m2, m3, m4 = float(d2.sum()), float(d2 @ d), float(d2 @ d2)
+        mean, s2 = float(x.sum()) / n, float(squares.sum())
+        if 16 * mean * mean * n < s2:  # weights: centred by nature, so the sums about zero lose no digits
+            s3, s4 = float(torch.dot(squares, x)), float(torch.dot(squares, squares))
+            q = mean * mean
+            self._merge(n, mean, s2 - n * q, s3 - 3 * mean * s2 + 2 * n * q * mean, s4 - 4 * mean * s3 + 6 * q * s2 - 3 * n * q * q)
+        else:
+            d = x - mean
+            d2 = d * d
+            self._merge(n, mean, float(d2.sum()), float(torch.dot(d2, d)), float(torch.dot(d2, d2)))
+
+    def _merge(self, n: int, mean: float, m2: float, m3: float, m4: float) -> None:
         total, delta = self.n + n, mean - self.mean
-        a, b = float(self.n), float(n)
-        r = delta / total
-        self.m4 += (
-            m4
-            + delta * r * r * r * a * b * (a * a - a * b + b * b)
-            + 6 * r * r * (a * a * m2 + b * b * self.m2)
-            + 4 * r * (a * m3 - b * self.m3)
-        )
+        a, b, r = float(self.n), float(n), delta / total
+        self.m4 += m4 + delta * r * r * r * a * b * (a * a - a * b + b * b)
+        self.m4 += 6 * r * r * (a * a * m2 + b * b * self.m2) + 4 * r * (a * m3 - b * self.m3)
         self.m3 += m3 + delta * r * r * a * b * (a - b) + 3 * r * (a * m2 - b * self.m2)
         self.m2 += m2 + delta * r * a * b
         self.mean += r * b
@@ -125,6 +131,8 @@ class _Moments:
 class _Grid:
     """Sums of squares per row and column of a matrix that arrives as consecutive pieces of its row-major elements."""
 
+    __slots__ = ("at", "column", "columns", "row")
+
     def __init__(self, rows: int, columns: int) -> None:
         import torch
 
@@ -132,6 +140,11 @@ class _Grid:
         self.row = torch.zeros(rows, dtype=torch.float64)
         self.column = torch.zeros(columns, dtype=torch.float64)
         self.at = 0
+
+    def step(self, chunk: int) -> int:
+        """How many elements to take next so that pieces are whole rows where rows are short."""
+        start = self.at % self.columns
+        return min(chunk, self.columns - start) if start or self.columns > chunk else chunk // self.columns * self.columns
 
     def add(self, squares: torch.Tensor) -> None:
         """The next elements, squared, float64 [n]."""
@@ -183,35 +196,47 @@ def tensor_stats(checkpoint: Checkpoint, name: str, *, block: int = BLOCK) -> Te
     moments = _Moments()
     nan = inf = zeros = seen = 0
     first_nan = first_inf = None
-    low, high, squares_sum = math.inf, -math.inf, 0.0
+    low, high = math.inf, -math.inf
+    squares_sum = 0.0
+    buffers = [torch.empty(min(_CHUNK, info.numel), dtype=torch.float64) for _ in range(2)]
     for view in blocks_of(checkpoint, name, max(block - block % size, size)):
-        x = to_float64(view, info.dtype)
-        finite = x
-        if not math.isfinite(float(x.sum())):  # rare: only then look for what is not finite
-            is_nan, is_inf = torch.isnan(x), torch.isinf(x)
-            if first_nan is None and bool(is_nan.any()):
-                first_nan = seen + int(is_nan.nonzero()[0])
-            if first_inf is None and bool(is_inf.any()):
-                first_inf = seen + int(is_inf.nonzero()[0])
-            nan += int(is_nan.sum())
-            inf += int(is_inf.sum())
-            bad = is_nan | is_inf
-            finite = x[~bad]
-            zeros -= int(bad.sum())  # they are set to zero below, and are none
-            x[bad] = 0.0
-        if finite.numel():
-            a, b = torch.aminmax(finite)
-            low, high = min(low, float(a)), max(high, float(b))
-        moments.add(finite)
-        zeros += x.numel() - int(torch.count_nonzero(x))
-        squares = x.mul_(x) if finite is not x else x * x
-        squares_sum += float(squares.sum())
-        if grid is not None:
-            grid.add(squares)
-        seen += x.numel()
+        at = 0
+        while at < len(view):
+            raw = view[at : at + size * (grid.step(_CHUNK) if grid is not None else _CHUNK)]
+            n = len(raw) // size
+            x = to_float64(raw, info.dtype, buffers[0][:n])
+            finite = x
+            if not math.isfinite(float(x.sum())):  # rare: only then look for what is not finite
+                is_nan, is_inf = torch.isnan(x), torch.isinf(x)
+                if first_nan is None and bool(is_nan.any()):
+                    first_nan = seen + int(is_nan.nonzero()[0])
+                if first_inf is None and bool(is_inf.any()):
+                    first_inf = seen + int(is_inf.nonzero()[0])
+                nan += int(is_nan.sum())
+                inf += int(is_inf.sum())
+                bad = is_nan | is_inf
+                finite = x[~bad]
+                x[bad] = 1.0  # for the count of zeros
+                zeros += n - int(torch.count_nonzero(x))
+                x[bad] = 0.0  # for the norms of rows and columns
+            else:
+                zeros += n - int(torch.count_nonzero(x))
+            squares = torch.mul(x, x, out=buffers[1][:n])
+            if finite.numel():
+                a, b = torch.aminmax(finite)
+                low, high = min(low, float(a)), max(high, float(b))
+            moments.add(finite, squares if finite is x else finite * finite)
+            if grid is not None:
+                grid.add(squares)
+            else:
+                squares_sum += float(squares.sum())
+            seen += n
+            at += n * size
     if seen != info.numel:
         raise CheckpointError(f"{checkpoint.path}: {escaped(name)} gave {seen} of {info.numel} elements: its header contradicts itself")
     n = moments.n
+    if grid is not None:
+        squares_sum = float(grid.row.sum())
     m2 = moments.m2 / n if n else math.nan
     flat = n == 0 or low == high
     row = _variation(grid.row) if grid is not None else (None, None)
