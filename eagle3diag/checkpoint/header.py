@@ -87,7 +87,11 @@ def judge_length(first: bytes, size: int, where: str) -> int:
         raise CheckpointError(f"{where}: {other}")
     if length > HEADER_LIMIT:
         swapped = int.from_bytes(first[:8], "big")
-        hint = f"; read big-endian it would be {swapped:,}: written by a faulty tool" if swapped <= HEADER_LIMIT else "; not a safetensors file, or damaged"
+        hint = (
+            f"; read big-endian it would be {swapped:,}: written by a faulty tool"
+            if swapped <= HEADER_LIMIT
+            else "; not a safetensors file, or damaged"
+        )
         raise CheckpointError(f"{where}: header length {length:,} exceeds {HEADER_LIMIT:,}{hint}")
     if 8 + length > size:
         raise CheckpointError(f"{where}: header claims {length:,} bytes, {size - 8:,} follow (truncated?); fetch the file again")
@@ -111,9 +115,15 @@ def parse_header(raw: bytes, first: bytes, size: int, where: str, file: str, ide
     notes = _Notes(file)
     body = raw.rstrip(b"\0")
     if len(body) < len(raw):
-        notes.add("header-padding", f"header is padded with {len(raw) - len(body):,} NUL bytes; the format allows only spaces and the loader refuses")
+        notes.add(
+            "header-padding",
+            f"header is padded with {len(raw) - len(body):,} NUL bytes; the format allows only spaces and the loader refuses",
+        )
     if body[:1] != b"{" and body.lstrip(b" \t\r\n")[:1] == b"{":
-        notes.add("header-padding", f"header starts with {len(body) - len(body.lstrip()):,} blank bytes, not with '{{'; it loads against the format")
+        notes.add(
+            "header-padding",
+            f"header starts with {len(body) - len(body.lstrip()):,} blank bytes, not with '{{'; it loads against the format",
+        )
     if not body.strip():
         raise CheckpointError(f"{where}: header is empty ({len(raw):,} bytes without JSON)")
     header = parse(decode(body, where, "header"), where, "header")
@@ -124,7 +134,9 @@ def parse_header(raw: bytes, first: bytes, size: int, where: str, file: str, ide
             if name == "__metadata__":
                 notes.add("duplicate-name", "key '__metadata__' stands twice in the header: the loader refuses the file")
             else:
-                notes.add("duplicate-name", f"key '{escaped(name)}' stands twice in the header: the loader keeps the last", name=escaped(name))
+                notes.add(
+                    "duplicate-name", f"key '{escaped(name)}' stands twice in the header: the loader keeps the last", name=escaped(name)
+                )
     metadata = _metadata(header.pop("__metadata__", None), notes)
     start = 8 + len(raw)
     entries = sorted((_entry(name, value, where) for name, value in header.items()), key=lambda e: (e[3], e[4]))
@@ -132,7 +144,11 @@ def parse_header(raw: bytes, first: bytes, size: int, where: str, file: str, ide
     for name, dtype, shape, begin, end in entries:
         tensors[name] = TensorInfo(name, dtype, shape, end - begin, file, start + begin)
         if len(name) > _NAME_LIMIT or not name.isprintable() or not name or not _ODD.isdisjoint(name):
-            notes.add("odd-name", f"tensor name '{escaped(name)}' ({len(name):,} characters) is none that any framework writes", name=escaped(name))
+            notes.add(
+                "odd-name",
+                f"tensor name '{escaped(name)}' ({len(name):,} characters) is none that any framework writes",
+                name=escaped(name),
+            )
     _coverage(entries, size - start, notes)
     return Header(tensors, metadata, notes.issues(), size, identity)
 
@@ -165,7 +181,9 @@ def _entry(name: str, value: object, where: str) -> _Entry:
         raise CheckpointError(f"{label}: data_offsets end before they begin, [{begin}, {end}]")
     needed = byte_count(sizes, dtype)
     if needed is None:
-        raise CheckpointError(f"{label}: shape {_brief(shape)} × {dtype} ends inside a byte or passes 2^64 bytes, offsets reserve {end - begin:,} bytes")
+        raise CheckpointError(
+            f"{label}: shape {_brief(shape)} × {dtype} ends inside a byte or passes 2^64 bytes, offsets reserve {end - begin:,} bytes"
+        )
     if needed != end - begin:
         raise CheckpointError(f"{label}: shape {_brief(shape)} × {dtype} needs {needed:,} bytes, offsets reserve {end - begin:,}")
     return name, dtype, sizes, begin, end
@@ -189,7 +207,9 @@ def _metadata(value: object, notes: _Notes) -> dict[str, str]:
         notes.add("metadata", f"__metadata__ key '{escaped(value.repeated[0])}' stands twice: the loader keeps the last")
     for key, text in value.items():
         if not isinstance(text, str):
-            notes.add("metadata", f"__metadata__ value of '{escaped(key)}' is a JSON {kind(text)}, expected a string; the loader refuses the file")
+            notes.add(
+                "metadata", f"__metadata__ value of '{escaped(key)}' is a JSON {kind(text)}, expected a string; the loader refuses the file"
+            )
     return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
@@ -199,7 +219,9 @@ def _coverage(entries: list[_Entry], data: int, notes: _Notes) -> None:
     for name, _, _, begin, end in entries:
         if begin < at:
             overlap = min(at, end) - begin
-            notes.add("offsets-overlap", f"'{escaped(name)}' overlaps '{escaped(last)}' by {overlap:,} bytes", name=escaped(name), bytes=overlap)
+            notes.add(
+                "offsets-overlap", f"'{escaped(name)}' overlaps '{escaped(last)}' by {overlap:,} bytes", name=escaped(name), bytes=overlap
+            )
         elif begin > at:
             notes.add("offsets-hole", f"{begin - at:,} unclaimed bytes before '{escaped(name)}'", name=escaped(name), bytes=begin - at)
         if end >= at:
@@ -214,7 +236,12 @@ def _coverage(entries: list[_Entry], data: int, notes: _Notes) -> None:
             tensors=cut,
         )
     elif data > at:
-        notes.add("data-trailing", f"{data - at:,} unclaimed bytes after the last tensor (data section {data:,}, described {at:,})", have=data, described=at)
+        notes.add(
+            "data-trailing",
+            f"{data - at:,} unclaimed bytes after the last tensor (data section {data:,}, described {at:,})",
+            have=data,
+            described=at,
+        )
 
 
 class _Notes:
@@ -232,7 +259,9 @@ class _Notes:
 
     def issues(self) -> tuple[Issue, ...]:
         more = [
-            Issue(kind, self.file, f"{escaped(self.file, 100)}: {n - _ISSUES_SHOWN:,} more of this kind ({kind}), {n:,} in all", {"count": n})
+            Issue(
+                kind, self.file, f"{escaped(self.file, 100)}: {n - _ISSUES_SHOWN:,} more of this kind ({kind}), {n:,} in all", {"count": n}
+            )
             for kind, n in self.count.items()
             if n > _ISSUES_SHOWN
         ]

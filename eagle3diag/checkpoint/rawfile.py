@@ -16,9 +16,15 @@ from typing import NamedTuple, NoReturn
 
 from eagle3diag.errors import CheckpointError, escaped
 
-__all__ = ["Identity", "opened", "read_into", "shown", "stream", "whole_text"]
+__all__ = ["Identity", "fill", "opened", "read_into", "refuse", "shown", "stream", "whole_text"]
 
-_KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class Identity(NamedTuple):
@@ -39,11 +45,16 @@ def _identity(s: os.stat_result) -> Identity:
     return Identity(s.st_size, s.st_mtime_ns, s.st_ino, s.st_dev)
 
 
-def _refuse(path: Path, error: OSError | ValueError) -> NoReturn:
+def refuse(path: Path, error: OSError | ValueError) -> NoReturn:
+    """Say honestly why the system would not open a path.
+
+    Raises:
+        CheckpointError: always.
+    """
     if isinstance(error, PermissionError):
         why = "permission denied; make it readable for this user"
     elif isinstance(error, FileNotFoundError):
-        why = "no such file or folder"
+        why = "a link to a file that is not there (incomplete download?)" if path.is_symlink() else "no such file or folder"
     elif isinstance(error, NotADirectoryError):
         why = "no such file: a part of the path is not a folder"
     elif isinstance(error, OSError):
@@ -71,11 +82,11 @@ def opened(path: Path, expect: Identity | None = None) -> Iterator[tuple[int, Id
         CheckpointError: not a regular file, no permission, or changed before or during the block.
     """
     try:
-        _regular(path, os.stat(path))
+        _regular(path, path.stat())
         # O_NONBLOCK: should a FIFO have taken the file's place meanwhile, open returns and fstat sees it
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     except (OSError, ValueError) as error:
-        _refuse(path, error)
+        refuse(path, error)
     try:
         status = os.fstat(fd)
         _regular(path, status)
@@ -85,12 +96,12 @@ def opened(path: Path, expect: Identity | None = None) -> Iterator[tuple[int, Id
         try:
             yield fd, before
         except OSError as error:
-            _refuse(path, error)
+            refuse(path, error)
         after = _identity(os.fstat(fd))
         if after != before:
             _changed(path, before, after)
         try:
-            there = _identity(os.stat(path))
+            there = _identity(path.stat())
         except OSError:
             raise CheckpointError(f"{shown(path)}: removed while being read; run again when nothing writes to it") from None
         if there != before:
@@ -126,6 +137,18 @@ def read_into(fd: int, offset: int, view: memoryview) -> int:
     return done
 
 
+def fill(path: Path, offset: int, view: memoryview, expect: Identity | None = None) -> None:
+    """Fill ``view`` with the bytes from ``offset``.
+
+    Raises:
+        CheckpointError: the file ends early, changed, or cannot be opened.
+    """
+    with opened(path, expect) as (fd, identity):
+        _long_enough(path, identity.size, offset + len(view))
+        if read_into(fd, offset, view) != len(view):
+            _ended(path, offset + len(view))
+
+
 def stream(path: Path, offset: int, nbytes: int, block: int, expect: Identity | None = None) -> Iterator[memoryview]:
     """``nbytes`` bytes from ``offset``, in order, as views of one reused buffer, each valid until the next is asked for.
 
@@ -136,16 +159,24 @@ def stream(path: Path, offset: int, nbytes: int, block: int, expect: Identity | 
     """
     block = max(64, block - block % 64)
     with opened(path, expect) as (fd, identity):
-        if offset + nbytes > identity.size:
-            raise CheckpointError(f"{shown(path)}: ends at byte {identity.size:,}, data is needed up to byte {offset + nbytes:,}; fetch the file again")
+        _long_enough(path, identity.size, offset + nbytes)
         buffer = memoryview(bytearray(min(block, nbytes)))
         at = 0
         while at < nbytes:
             part = buffer[: min(block, nbytes - at)]
             if read_into(fd, offset + at, part) != len(part):
-                raise CheckpointError(f"{shown(path)}: changed while being read (ended before byte {offset + nbytes:,}); run again when nothing writes to it")
+                _ended(path, offset + nbytes)
             yield part
             at += len(part)
+
+
+def _long_enough(path: Path, size: int, needed: int) -> None:
+    if needed > size:
+        raise CheckpointError(f"{shown(path)}: ends at byte {size:,}, data is needed up to byte {needed:,}; fetch the file again")
+
+
+def _ended(path: Path, needed: int) -> NoReturn:
+    raise CheckpointError(f"{shown(path)}: changed while being read (ended before byte {needed:,}); run again when nothing writes to it")
 
 
 def whole_text(path: Path, limit: int, what: str) -> bytes:

@@ -41,6 +41,17 @@ def sniff(first: bytes) -> str | None:
         return "a gzip archive: unpack it first (gunzip, or tar -xzf)"
     if first.startswith(b"\x89HDF"):
         return "an HDF5 file: convert it to safetensors first"
-    if text.startswith((b"access denied", b"entry not found", b"not found", b"repository not found", b"invalid credentials", b"unauthorized", b"forbidden", b"error")):
+    if text.startswith(
+        (
+            b"access denied",
+            b"entry not found",
+            b"not found",
+            b"repository not found",
+            b"invalid credentials",
+            b"unauthorized",
+            b"forbidden",
+            b"error",
+        )
+    ):
         return "an error message in place of weights (failed download?): fetch the file again"
     return None

@@ -101,9 +101,11 @@ def depth(value: Any, limit: int = _MAX_DEPTH) -> int:
     """Levels of nesting of a parsed value, counted up to ``limit + 1``."""
     level, layer = 0, [value]
     while layer and level <= limit:
-        layer = [x for v in layer if isinstance(v, (dict, list)) for x in (v.values() if isinstance(v, dict) else v)] if any(
-            isinstance(v, (dict, list)) for v in layer
-        ) else []
+        layer = (
+            [x for v in layer if isinstance(v, (dict, list)) for x in (v.values() if isinstance(v, dict) else v)]
+            if any(isinstance(v, (dict, list)) for v in layer)
+            else []
+        )
         level += bool(layer)
     return level
 
