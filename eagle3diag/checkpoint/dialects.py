@@ -138,7 +138,13 @@ def _algorithm_of_config(s: _Seen) -> tuple[Algorithm | None, str]:
     arch = s.arch.lower()
     if "dflash_config" in s.config or "dflash" in arch:
         return "dflash", "dflash_config" if "dflash_config" in s.config else f"architectures {escaped(s.arch)}"
-    words: tuple[tuple[str, Algorithm], ...] = (("peagle", "peagle"), ("eagle3", "eagle3"), ("eagle", "eagle1"), ("mtp", "mtp"), ("nextn", "mtp"))
+    words: tuple[tuple[str, Algorithm], ...] = (
+        ("peagle", "peagle"),
+        ("eagle3", "eagle3"),
+        ("eagle", "eagle1"),
+        ("mtp", "mtp"),
+        ("nextn", "mtp"),
+    )
     for word, algorithm in words:
         if word in arch:
             return algorithm, f"architectures {escaped(s.arch)}"
