@@ -39,10 +39,14 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
 
         asked = str(engine)
         if "@" in asked:
-            raise UsageError(f"--engine {escaped(asked)}: source scan is not available in this version; name a release, as in sglang==0.5.9")
+            raise UsageError(
+                f"--engine {escaped(asked)}: source scan is not available in this version; name a release, as in sglang==0.5.9"
+            )
         name, version = parse_engine(asked)
         if launch is not None and launch.engine != name:
-            raise UsageError(f"--engine {escaped(asked)} but the launch line starts {launch.engine}: leave --engine out, or give the line's")
+            raise UsageError(
+                f"--engine {escaped(asked)} but the launch line starts {launch.engine}: leave --engine out, or give the line's"
+            )
         if version is None and launch is not None and launch.version is not None:
             version = launch.version
             notes.append(f"{name} {version} taken from the launch line")

@@ -1,0 +1,340 @@
+"""KEY, first part: names. Which tensors are missing, which nobody reads, and what the decoder layer is called.
+
+The three speak about one fault once: where the layer's spelling explains dropped tensors and parameters left at their start value, KEY203
+says so and KEY201 and KEY202 leave them out; a missing head is KEY206's; tensors beyond the configured layers are KEY207's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3diag.errors import escaped
+from eagle3diag.rules.model import Case, Finding, Severity
+from eagle3diag.rules.reading import (
+    dropped_here,
+    expected_tensors,
+    is_eagle3,
+    label,
+    layer_names,
+    named,
+    reduced_vocabulary,
+    serving,
+    spelled_layer,
+    stated,
+)
+from eagle3diag.rules.registry import finding, rule
+
+_STARTS = {"uninitialised": "whatever memory holds", "ones": "ones", "random": "random numbers", "zeros": "zeros"}
+
+
+def unmapped_layers(case: Case) -> dict[str, list[str]]:
+    """Decoder-layer tensors by a spelling this engine version does not map, where that costs the layer."""
+    served = case.served
+    if served is None or not is_eagle3(case):
+        return {}
+    maps = served.contract["layer_names"]
+    bare_model = served.contract["name_prefix"] == "name-then-model"
+    out = {p: n for p, n in layer_names(case).items() if not _mapped(p, maps, bare_model)}
+    if served.refused is not None:
+        return out if served.refused.stage == "load_weights" else {}
+    dropped = set(served.dropped())
+    starved = any(n.startswith("layers.") for n in served.never_filled)
+    kept = {p: [n for n in names if n in dropped] for p, names in out.items()}
+    return {p: names for p, names in kept.items() if names} if starved else {}
+
+
+def _mapped(prefix: str, maps: list[str], bare_model: bool) -> bool:
+    bare = prefix.removeprefix("model.") if bare_model else prefix
+    parts = bare.split(".")
+    general = "layers.N." if parts[0] == "layers" and len(parts) == 3 else bare
+    return bare in maps or general in maps
+
+
+def _mapping_versions(case: Case, prefix: str) -> str:
+    """The releases of this engine that map a spelling, as a range in words."""
+    from eagle3diag.engines.contract import load_contract, releases
+
+    served = case.served
+    if served is None:
+        return ""
+    contract = served.contract
+    good = []
+    every = releases(contract.engine)
+    for version in every:
+        other = load_contract(contract.engine, version, draft_class=contract.draft_class)
+        if _mapped(prefix, other["layer_names"], other["name_prefix"] == "name-then-model"):
+            good.append(version)
+    if not good:
+        return "no version on record"
+    return f"{good[0]} and newer" if good[-1] == every[-1] else f"{good[0]} to {good[-1]}"
+
+
+@rule("KEY203", severity=Severity.ERROR, needs=("draft", "engine"))
+def layer_prefix(case: Case) -> Iterator[Finding]:
+    """The decoder layer is spelled with a prefix this engine version does not map: it is dropped or refused.
+
+    ## What is wrong
+    SGLang up to 0.5.11 knows the draft's decoder layer as `midlayer.` only. A file that says `layers.0.` (speculators, ModelOpt, most
+    exports for vLLM) loses the whole layer there. Wrapped names (`model.layers.0.`, `midlayer.0.`) meet the same fate elsewhere.
+
+    ## Why it costs acceptance
+    SGLang 0.4.9 to 0.5.11 drops the tensors without a word and runs attention and MLP on uninitialised memory: the acceptance length is
+    1.00. Older SGLang and vLLM stop with a `KeyError` or `ValueError`.
+
+    ## How it is detected
+    The prefix of the layer's tensors against the spellings the contract lists, and the fate of those tensors.
+
+    ## How to fix it
+    Use a version that maps the prefix (SGLang 0.5.12 and newer knows both), or rename: `eagle3diag convert DRAFT OUT --to sglang`.
+
+    ## Engine versions
+    SGLang 0.4.5 to 0.5.11 for `layers.0.`; vLLM for `model.`-prefixed names; all for `midlayer.0.`.
+
+    ## Source
+    Loader runs, decoder-layer naming (executed); engines 2.2.
+    """
+    served = case.served
+    if served is None:
+        return
+    for prefix, names in unmapped_layers(case).items():
+        maps = served.contract["layer_names"]
+        lost = sum(case.draft.tensors[n].nbytes for n in names)
+        spelling = "midlayer" if prefix.endswith("midlayer.") else prefix.rstrip(".")
+        fate = "refused" if served.refused is not None else "dropped in silence"
+        versions = _mapping_versions(case, prefix)
+        known = " and ".join(m + "*" for m in maps)
+        yield finding(
+            "KEY203",
+            f"{escaped(spelling)}.*: {len(names)} tensors ({lost:,} bytes) are {fate}, {label(case)[0]} maps only {known}",
+            evidence={
+                "prefix in the file": prefix,
+                "mapped by this version": maps,
+                "tensors": len(names),
+                "bytes": lost,
+                "names": names,
+                f"{served.contract.engine} versions that map it": versions,
+                **(
+                    {"predicted message": served.refused.message} if served.refused is not None else {"layer starts as": _layer_start(case)}
+                ),
+            },
+            remedy=f"Rename the layer: eagle3diag convert DRAFT OUT --to {served.contract.engine}"
+            + ("" if versions.startswith("no ") else f"; or use {served.contract.engine} {versions}")
+            + ".",
+            where=prefix,
+            engines=label(case),
+        )
+
+
+def _layer_start(case: Case) -> str:
+    starts = {s for n, s in case.served.never_filled.items() if n.startswith("layers.")} if case.served is not None else set()
+    return ", ".join(sorted(starts))
+
+
+def _unfilled(case: Case) -> dict[str, str]:
+    """Parameters left at their start value that KEY201 has to speak about: ``{canonical: start}``."""
+    served = case.served
+    if served is None or served.refused is not None:
+        start = "" if served is None else "not reached"
+        return {n: start for n in expected_tensors(case.spec) if n not in case.spec.canonical}
+    layer_explained = bool(unmapped_layers(case))
+    deep = served.wiring.deep_layer_norm
+    configured = case.spec.num_layers.value or 1
+    out = {}
+    for name, start in served.never_filled.items():
+        if start == "target" or name in ("lm_head.weight", "d2t"):
+            continue  # KEY206, VAL307
+        if name.startswith("layers."):
+            number = name.split(".")[1]
+            other = {"hidden_norm": "input_layernorm", "input_layernorm": "hidden_norm"}[deep]
+            if layer_explained or (number != "0" and name.endswith(f".{other}.weight")):
+                continue
+            if (
+                number.isdigit()
+                and case.spec.layers_in_file
+                and int(number) >= case.spec.layers_in_file
+                and configured > case.spec.layers_in_file
+            ):
+                continue  # KEY207
+        out[name] = start
+    return out
+
+
+def _found_as(case: Case, canonical: str) -> str:
+    """A tensor in the file that is this one under a wrapper's prefix, else nothing."""
+    tail = canonical.removeprefix("layers.0.")
+    return (
+        next((n for n in case.draft.tensors if n.endswith("." + tail) and spelled_layer(n).startswith(n[: -len(tail)])), "")
+        if tail != canonical
+        else next((n for n in case.draft.tensors if n.endswith("." + canonical)), "")
+    )
+
+
+@rule("KEY201", severity=Severity.ERROR)
+def missing_tensor(case: Case) -> Iterator[Finding]:
+    """An expected tensor is missing and the engine will not say so.
+
+    ## What is wrong
+    A parameter of the draft has no tensor in the file, or only one under a name the reader does not know.
+
+    ## Why it costs acceptance
+    No engine reports a missing parameter: norms start as ones, `fc` as random numbers, other matrices as whatever memory holds. The
+    server starts and accepts next to nothing.
+
+    ## How it is detected
+    With an engine: the parameters its loader leaves unfilled. Without: the tensors every EAGLE-3 reader needs. `embed_tokens` is not
+    among them where the engine takes the target's.
+
+    ## How to fix it
+    Export the checkpoint again from the training run. Where the tensor is there under a wrapper's prefix (`module.`, `draft_model.`),
+    strip the prefix.
+
+    ## Engine versions
+    All, except vLLM 0.9.0, which stops. SGLang 0.4.5 to 0.4.8 also builds `fc` with a bias no trainer writes.
+
+    ## Source
+    Loader runs, missing keys (executed); engines 2.2.
+    """
+    if not is_eagle3(case) or not case.draft.tensors:
+        return
+    gone = _unfilled(case)
+    bias = gone.pop("fc.bias", None)
+    wanted_bias = stated(case, "bias").value is True
+    if bias is not None:
+        yield finding(
+            "KEY201",
+            f"fc.bias is not in the file: {label(case)[0]} adds a random constant to every fused state",
+            severity=None if wanted_bias else Severity.WARNING,
+            evidence={"parameter": "fc.bias", "starts as": bias},
+            remedy="Export fc.bias, or clear bias in the config."
+            if wanted_bias
+            else "Use SGLang 0.4.9 or newer: this version builds fc with a bias no trainer writes.",
+            where="fc.bias",
+            engines=label(case),
+        )
+    for start in dict.fromkeys(gone.values()):
+        names = [n for n, s in gone.items() if s == start]
+        wrapped = {n: w for n in names if (w := _found_as(case, n))}
+        effect = f"{label(case)[0]} starts from {_STARTS[start]} and says nothing" if start in _STARTS else "no reader will say so"
+        hint = f"; the file has {named(wrapped.values(), 1)}, a name it does not know" if wrapped else ""
+        yield finding(
+            "KEY201",
+            f"{named(names)} missing: {effect}{hint}",
+            evidence={
+                "parameters": names,
+                "start as": start or "not known without an engine",
+                **({"in the file as": wrapped} if wrapped else {}),
+            },
+            remedy="Strip the wrapper's prefix from the names and save again."
+            if wrapped
+            else "Export the draft again; the training run has these tensors.",
+            where=names[0],
+            engines=label(case),
+        )
+
+
+@rule("KEY202", severity=Severity.WARNING, needs=("draft", "engine"))
+def unread_tensor(case: Case) -> Iterator[Finding]:
+    """A tensor nobody reads.
+
+    ## What is wrong
+    The file holds tensors that reach no parameter of this engine version: biases, q/k norms, an extra layer, a head under another name.
+
+    ## Why it costs acceptance
+    If it was trained, the draft that runs is not the draft that was trained. SGLang since 0.4.9 and vLLM (for biases, since 0.25) say
+    nothing about it.
+
+    ## How it is detected
+    The fate of every tensor in the virtual load. Tensors skipped on purpose (`t2d`) and those another finding explains are left out.
+
+    ## How to fix it
+    Use an engine that reads them, or train without them. What was never trained may be deleted.
+
+    ## Engine versions
+    SGLang 0.4.9 and newer; vLLM 0.25 and newer for biases and `input_norm`; older vLLM stops instead.
+
+    ## Source
+    Loader runs, unknown keys (executed); engines 2.2.
+    """
+    if not is_eagle3(case) or not serving(case):
+        return
+    explained = {n for names in unmapped_layers(case).values() for n in names}
+    explained |= {w for n in _unfilled(case) if (w := _found_as(case, n))}
+    layers = case.spec.num_layers.value or 1
+    flags = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm"}
+    back = {v: k for k, v in case.spec.canonical.items()}
+    unread = []
+    for name in dropped_here(case):
+        canonical = back.get(name, name)
+        number = canonical.split(".")[1] if canonical.startswith("layers.") else "0"
+        if name in explained or (number.isdigit() and int(number) >= layers):
+            continue  # KEY203, KEY201, KEY207
+        if canonical == "lm_head.weight" and case.spec.tie_word_embeddings.value is True:
+            continue  # CFG106
+        if any(canonical.startswith(p) and stated(case, flag).value is not True for p, flag in flags.items()):
+            continue  # CFG110
+        unread.append(name)
+    if unread:
+        lost = sum(case.draft.tensors[n].nbytes for n in unread)
+        yield finding(
+            "KEY202",
+            f"{named(unread)} ({lost:,} bytes) read by nobody: {label(case)[0]} drops {'them' if len(unread) > 1 else 'it'} in silence",
+            evidence={
+                "tensors": unread,
+                "bytes": lost,
+                "why": {n: case.served.tensors[n].why for n in unread} if case.served is not None else {},
+            },
+            remedy="Serve with an engine that reads them, or delete them if they were never trained.",
+            where=unread[0],
+            engines=label(case),
+        )
+
+
+@rule("KEY206", severity=Severity.ERROR, needs=("draft", "engine"))
+def missing_head(case: Case) -> Iterator[Finding]:
+    """lm_head is missing although the engine will not borrow the target's.
+
+    ## What is wrong
+    The file has no `lm_head.weight`, and this engine neither takes the target's head nor could use it over a reduced vocabulary.
+
+    ## Why it costs acceptance
+    SGLang scores with uninitialised memory. vLLM shares the target's head, cuts it to the first rows and maps those ids as if they were
+    the draft's: fluent logits, wrong tokens. The acceptance length is 1.00 either way.
+
+    ## How it is detected
+    The head of the engine's effective wiring.
+
+    ## How to fix it
+    Export `lm_head.weight`. For a frozen head these are the target's rows selected by `t2d`.
+
+    ## Engine versions
+    SGLang all (except `draft_vocab_size: null` over the whole vocabulary from 0.5.2); vLLM all over a reduced vocabulary.
+
+    ## Source
+    Engines 2.3, loader runs (missing keys, executed), field reports A4.
+    """
+    served = case.served
+    if served is None or not is_eagle3(case) or "lm_head.weight" in case.spec.canonical or not case.draft.tensors:
+        return
+    head = served.wiring.head
+    reduced = reduced_vocabulary(case)
+    if served.refused is not None:
+        bad = bool(reduced)
+    else:
+        bad = head in ("uninitialised", "target-first-rows") or served.never_filled.get("lm_head.weight") in _STARTS
+    if not bad or head == "embedding":
+        return
+    wrapped = _found_as(case, "lm_head.weight")
+    what = "scores with the first rows of the target's head" if head == "target-first-rows" else "scores with uninitialised memory"
+    yield finding(
+        "KEY206",
+        f"lm_head.weight is missing: {label(case)[0]} {what}"
+        + (f"; the file has {escaped(wrapped, 90)}, a name it does not know" if wrapped else ""),
+        evidence={
+            "head in this engine": head,
+            "draft_vocab_size": case.spec.draft_vocab_size.value,
+            "vocab_size": case.spec.vocab_size.value,
+        },
+        remedy="Export lm_head.weight; where the head was frozen it is the target's rows selected by t2d.",
+        where="lm_head.weight",
+        engines=label(case),
+    )

@@ -1,0 +1,347 @@
+"""KEY, second part: shapes, layer counts, dtypes and the files themselves, all from headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3diag.errors import escaped
+from eagle3diag.rules.model import Case, Finding, Severity
+from eagle3diag.rules.reading import config_int, file_name, is_eagle3, label, named, numbers, shape_of, stated
+from eagle3diag.rules.registry import finding, rule
+
+
+def _expected_shapes(case: Case) -> dict[str, tuple[int | None, ...]]:
+    """Canonical name -> shape by the config, None for a size it does not state. Head counts (CFG107), head rows (CFG105) and the
+    width of fc (KEY205) have rules of their own and are left open here."""
+    n = numbers(case.spec)
+    h, inter = n.get("hidden_size"), n.get("intermediate_size")
+    draft, whole = n.get("draft_vocab_size"), n.get("vocab_size")
+    wide = n.get("target_hidden_size", h)
+    out: dict[str, tuple[int | None, ...]] = {
+        "fc.weight": (h, None),
+        "norm.weight": (h,),
+        "lm_head.weight": (None, h),
+        "embed_tokens.weight": (whole, h),
+    }
+    head = shape_of(case, "lm_head.weight")
+    out["d2t"] = (head[0] if head else draft,)  # a head that disagrees with the config is CFG105's
+    out["t2d"] = (whole,)
+    for name in case.spec.canonical:
+        if name.startswith("fc_norm."):
+            out[name] = (wide,)
+    fc = shape_of(case, "fc.weight")
+    if fc is not None and len(fc) == 2:
+        out["input_norm.weight"] = (fc[1],)
+    for i in range(case.spec.layers_in_file):
+        at = f"layers.{i}."
+        into = None if h is None else 2 * h if i == 0 else h
+        for part in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            out[f"{at}{part}.weight"] = (h,)
+        for part in ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"):
+            out[f"{at}self_attn.{part}.weight"] = (None, into)
+        out[f"{at}self_attn.o_proj.weight"] = (h, None)
+        out[f"{at}mlp.gate_proj.weight"] = out[f"{at}mlp.up_proj.weight"] = (inter, h)
+        out[f"{at}mlp.gate_up_proj.weight"] = (None if inter is None else 2 * inter, h)
+        out[f"{at}mlp.down_proj.weight"] = (h, inter)
+    return out
+
+
+@rule("KEY204", severity=Severity.ERROR)
+def wrong_shape(case: Case) -> Iterator[Finding]:
+    """A shape disagrees with the config.
+
+    ## What is wrong
+    A tensor has another shape than `hidden_size`, `intermediate_size` or `vocab_size` of the config make it. The first decoder layer
+    reads embedding and state side by side, so its q, k and v are 2 x hidden wide; deeper layers are 1 x hidden wide.
+
+    ## Why it costs acceptance
+    Most mismatches stop the load. Too many rows of gate and up, and too many columns of down, are cut off silently by both engines.
+
+    ## How it is detected
+    Header shapes against the sizes the config states. `t2d` is read by no engine, so its length is a warning.
+
+    ## How to fix it
+    Take config and weights from the same training run.
+
+    ## Engine versions
+    All.
+
+    ## Source
+    Engines 2.1, loader runs (shapes, executed), field reports A13, B4 and C9.
+    """
+    if not is_eagle3(case):
+        return
+    wrong: dict[str, tuple[tuple[int, ...], tuple[int | None, ...]]] = {}
+    for canonical, want in _expected_shapes(case).items():
+        shape = shape_of(case, canonical)
+        if shape is None:
+            continue
+        if len(shape) != len(want) or any(w is not None and s != w for s, w in zip(shape, want, strict=False)):
+            wrong[canonical] = (shape, want)
+    if wrong.get("embed_tokens.weight") and "hidden_size" not in numbers(case.spec):
+        del wrong["embed_tokens.weight"]
+    for canonical, (shape, want) in wrong.items():
+        name = file_name(case.spec, canonical)
+        words = " x ".join("any" if w is None else f"{w:,}" for w in want)
+        yield finding(
+            "KEY204",
+            f"{escaped(name, 90)} is {' x '.join(f'{s:,}' for s in shape)}, the config makes it {words}",
+            severity=Severity.WARNING if canonical == "t2d" else None,
+            evidence={"tensor": name, "shape": list(shape), "expected": list(want), "sizes": numbers(case.spec)},
+            remedy="Take config.json and weights from the same training run.",
+            where=name,
+            engines=label(case),
+        )
+
+
+@rule("KEY205", severity=Severity.ERROR)
+def fc_width(case: Case) -> Iterator[Finding]:
+    """The input width of `fc` is not (number of aux layers) x (target hidden size).
+
+    ## What is wrong
+    `fc` fuses the captured target states, side by side. Its width does not fit the number of recorded layer ids, or the width of one
+    state is not the recorded `target_hidden_size`.
+
+    ## Why it costs acceptance
+    The engine stops at load or at the first request; or, where the width happens to equal the hidden size, `fc` is skipped in silence.
+
+    ## How it is detected
+    Columns of `fc.weight` against the distinct recorded ids (`num_aux_hidden_states` wins; 3 where nothing is recorded) times
+    `target_hidden_size` (`hidden_size` where that is not recorded).
+
+    ## How to fix it
+    Record exactly the layers the draft was trained on, without the verifier's last layer that some dumps add; write
+    `target_hidden_size` where target and draft differ in width.
+
+    ## Engine versions
+    All. Other numbers than 3 need SGLang 0.5.12 or vLLM 0.22.0.
+
+    ## Source
+    Engines 2.1 and 4, field reports A14, A7, C15 and D11.
+    """
+    fc = shape_of(case, "fc.weight")
+    if not is_eagle3(case) or fc is None or len(fc) != 2 or case.spec.use_aux_hidden_state.value is False:
+        return
+    n, spec = numbers(case.spec), case.spec
+    wide = n.get("target_hidden_size", n.get("hidden_size"))
+    if wide is None:
+        return
+    recorded = stated(case, "num_aux_hidden_states").value
+    if isinstance(recorded, int) and not isinstance(recorded, bool) and recorded > 0:
+        count, whence = recorded, "num_aux_hidden_states"
+    elif spec.aux.raw:
+        count, whence = len(set(spec.aux.raw)), spec.aux.where
+    else:
+        count, whence = 3, "nothing recorded: 3"
+    if fc[1] == count * wide:
+        return
+    name = file_name(spec, "fc.weight")
+    fits = f": that is {fc[1] // wide} states" if fc[1] % wide == 0 else ""
+    target = case.target.hidden_size.value if case.target is not None else None
+    missing_width = "target_hidden_size" not in n and target is not None and fc[1] == count * target
+    yield finding(
+        "KEY205",
+        f"{escaped(name)} takes {fc[1]:,} columns{fits}, {count} aux layers of width {wide:,} make {count * wide:,}",
+        evidence={"fc columns": fc[1], "aux layers": count, "counted from": whence, "state width": wide, "target hidden size": target},
+        remedy=f"Write target_hidden_size: {target} into the config."
+        if missing_width
+        else "Record exactly the layers the draft was trained on.",
+        where=name,
+        engines=label(case),
+    )
+
+
+@rule("KEY207", severity=Severity.ERROR)
+def layer_count(case: Case) -> Iterator[Finding]:
+    """Decoder layers in the file and `num_hidden_layers` disagree.
+
+    ## What is wrong
+    The config declares another number of draft layers than the file holds.
+
+    ## Why it costs acceptance
+    Declared but missing layers start as uninitialised memory without a message; layers in the file beyond the declared number are
+    dropped (SGLang) or refused (vLLM). Converters with a one-layer skeleton leave the latter.
+
+    ## How it is detected
+    Distinct layer numbers among the tensor names against `num_hidden_layers`.
+
+    ## How to fix it
+    Set `num_hidden_layers` to the number of layers trained, or export the missing layers.
+
+    ## Engine versions
+    All. More than one layer needs SGLang 0.5.12 or vLLM 0.11.1.
+
+    ## Source
+    Engines 1.2 and 2.2, loader runs (config), field reports A10 and C9.
+    """
+    declared, held = config_int(case.spec.num_layers), case.spec.layers_in_file
+    if declared is None or held == 0 or declared == held:
+        return
+    yield finding(
+        "KEY207",
+        f"num_hidden_layers is {declared:,}, the file holds {held:,} decoder layer{'s' if held > 1 else ''}",
+        evidence={"num_hidden_layers": declared, "layers in the file": held, "read from": case.spec.num_layers.where},
+        remedy=f"Set num_hidden_layers to {held}"
+        + (", or export the missing layers." if declared > held else " if all of them were trained."),
+        where=case.spec.num_layers.where,
+        engines=label(case),
+    )
+
+
+_SHARDS = ("shard-missing", "shard-twice", "shard-unlisted")
+
+
+@rule("KEY208", severity=Severity.ERROR)
+def broken_index(case: Case) -> Iterator[Finding]:
+    """The shard index is broken.
+
+    ## What is wrong
+    `model.safetensors.index.json` names a shard that is absent, lists a tensor that is not in its shard, or a tensor lies in two
+    shards.
+
+    ## Why it costs acceptance
+    A missing tensor is never reported by an engine: the parameter keeps its start value. Of two copies the one read last wins.
+
+    ## How it is detected
+    The index against the headers of the shards.
+
+    ## How to fix it
+    Copy the missing shard, or save the checkpoint again so that index and shards agree.
+
+    ## Engine versions
+    All.
+
+    ## Source
+    The safetensors index format; loader runs (missing keys); field reports E11.
+    """
+    for issue in case.draft.issues:
+        if issue.kind in _SHARDS:
+            yield finding(
+                "KEY208",
+                issue.message,
+                evidence={"file": issue.file, **issue.evidence},
+                remedy="Copy the shards again, or save the checkpoint anew so that index and shards agree.",
+                where=issue.file,
+            )
+
+
+_WHOLE = ("I64", "I32", "I16", "U64", "U32", "U16", "U8", "I8")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@rule("KEY209", severity=Severity.WARNING)
+def odd_dtype(case: Case) -> Iterator[Finding]:
+    """A tensor has an unexpected dtype.
+
+    ## What is wrong
+    `d2t` is stored as float, matrices of one draft have different precisions, or quantised weights and scales lie in a draft whose
+    config does not say it is quantised.
+
+    ## Why it costs acceptance
+    SGLang uses `d2t` as an index: a float stops the first request, and float16 cannot even hold large offsets exactly. vLLM casts it.
+    Unannounced quantised weights are loaded as if they were plain numbers.
+
+    ## How it is detected
+    Dtypes in the headers, `quantization_config` and `hf_quant_config.json`. Norms in float32 beside half-precision matrices are normal.
+
+    ## How to fix it
+    Save `d2t` as int64; cast all matrices to one dtype; keep the quantisation config with quantised weights.
+
+    ## Engine versions
+    All; a float `d2t` is an error on SGLang.
+
+    ## Source
+    Engines 2.4 and 1.2, loader runs (shapes: d2t), field reports I3 and I4.
+    """
+    back = {v: k for k, v in case.spec.canonical.items()}
+    infos = case.draft.tensors
+    for name, info in infos.items():
+        canonical = back.get(name, name)
+        if canonical in ("d2t", "t2d") and info.dtype not in (*_WHOLE, "BOOL"):
+            stops = canonical == "d2t" and case.served is not None and case.served.contract.engine == "sglang"
+            yield finding(
+                "KEY209",
+                f"{escaped(name)} is stored as {escaped(info.dtype)}, "
+                + ("SGLang uses it as an index and fails at the first request" if stops else "readers want whole numbers"),
+                severity=Severity.ERROR if stops else None,
+                evidence={"tensor": name, "dtype": info.dtype, "expected": "I64" if canonical == "d2t" else "BOOL"},
+                remedy=f"Save {escaped(name)} as {'int64' if canonical == 'd2t' else 'bool'}.",
+                where=name,
+                engines=label(case),
+            )
+    announced = stated(case, "quantization_config").value is not None or "hf_quant_config.json" in case.draft.extras
+    weights = {n: i.dtype for n, i in infos.items() if len(i.shape) >= 2 and back.get(n, n) not in ("d2t", "t2d")}
+    scales = [n for n in infos if n.endswith(("_scale", "_scale_inv", ".scales", ".qzeros", "_zero_point", "_scale_2"))]
+    packed = [n for n, d in weights.items() if d not in _FLOATS]
+    if (scales or packed) and not announced:
+        yield finding(
+            "KEY209",
+            f"{named([*packed, *scales], 2)}: quantised tensors, but no quantisation config says so",
+            evidence={"quantised": {n: weights[n] for n in packed}, "scales": scales},
+            remedy="Put quantization_config into config.json (or hf_quant_config.json beside it), or export unquantised weights.",
+            where=(packed or scales)[0],
+            engines=label(case),
+        )
+    kinds: dict[str, list[str]] = {}
+    for n, d in weights.items():
+        if d in _FLOATS and not announced:
+            kinds.setdefault(d, []).append(n)
+    if len(kinds) > 1:
+        counts = ", ".join(f"{len(v)} {d}" for d, v in sorted(kinds.items()))
+        rare = min(kinds, key=lambda d: len(kinds[d]))
+        yield finding(
+            "KEY209",
+            f"matrices of mixed precision: {counts}; {named(kinds[rare], 2)} in {rare}",
+            evidence=dict(sorted(kinds.items())),
+            remedy="Cast all matrices to the dtype the config states.",
+            where=kinds[rare][0],
+            engines=label(case),
+        )
+
+
+_DAMAGE = {
+    "data-truncated": "",
+    "data-trailing": "",
+    "offsets-overlap": "",
+    "offsets-hole": "",
+    "metadata": "",
+    "duplicate-name": "warning",
+    "header-padding": "warning",
+    "odd-name": "warning",
+}
+
+
+@rule("KEY210", severity=Severity.ERROR)
+def damaged_file(case: Case) -> Iterator[Finding]:
+    """A weight file is damaged.
+
+    ## What is wrong
+    The header can be read, but the file is shorter or longer than it describes, offsets overlap or leave holes, or the header breaks the
+    format in another way.
+
+    ## Why it costs acceptance
+    Loaders refuse most of it. What they accept (a name twice, padding) hides that something wrote the file wrongly.
+
+    ## How it is detected
+    The header against the file size and against itself, without reading data. A header that cannot be read at all ends the check with
+    one line instead.
+
+    ## How to fix it
+    Download or copy the file again and compare its size and hash with the source.
+
+    ## Engine versions
+    All.
+
+    ## Source
+    The safetensors format; its reader rejects truncated, overlapping and incomplete data.
+    """
+    for issue in case.draft.issues:
+        if issue.kind in _DAMAGE:
+            yield finding(
+                "KEY210",
+                issue.message,
+                severity=Severity.WARNING if _DAMAGE[issue.kind] else None,
+                evidence={"file": issue.file, "kind": issue.kind, **issue.evidence},
+                remedy="Copy or download the file again and compare size and hash with the source.",
+                where=issue.file,
+            )
