@@ -264,7 +264,7 @@ def _demo(a: argparse.Namespace) -> int:
 
     stories = demo.run()
     _show(a, lambda: demo.data(stories), lambda: demo.views(stories))
-    return 0
+    return int(not all(s.found for s in stories))
 
 
 def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import AuxIds, Checkpoint, Dialect, DraftSpec
     from eagle3diag.engines.model import AuxCapture, ServedDraft
     from eagle3diag.rules.model import Report
+    from eagle3diag.weights.convert import Conversion
+    from eagle3diag.weights.diff import WeightDiff
 
-__all__ = ["SCHEMA", "checked", "dumps", "inspected", "plain", "served"]
+__all__ = ["SCHEMA", "checked", "converted", "diffed", "dumps", "inspected", "plain", "served"]
 
 SCHEMA = 1  #: of every shape here
 
@@ -164,6 +166,11 @@ def served(one: ServedDraft) -> dict[str, Any]:
     }
 
 
-def rules(registry: Mapping[str, Any], codes: Sequence[str]) -> dict[str, Any]:
-    """The JSON shape of ``rules``."""
-    return {"schema": SCHEMA, "rules": [registry[code] for code in codes]}
+def diffed(diff: WeightDiff) -> dict[str, Any]:
+    """The JSON shape of ``diff``."""
+    return {"schema": SCHEMA, **diff.to_dict()}
+
+
+def converted(conversion: Conversion) -> dict[str, Any]:
+    """The JSON shape of ``convert``."""
+    return {"schema": SCHEMA, **conversion.to_dict()}

@@ -23,9 +23,11 @@ KINDS = {
     "Contract": ("views_engines", "contract"),
     "ServedDraft": ("views_engines", "served"),
     "WeightDiff": ("views_weights", "diff"),
+    "ValueChange": ("views_weights", "change"),
     "TensorStats": ("views_weights", "stats"),
     "Conversion": ("views_weights", "conversion"),
     "Report": ("views_report", "report"),
+    "Study": ("views_report", "study"),
 }
 
 MAX_LINES = 20  #: of a repr

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, Table, View, count, value_text
+from eagle3diag.report.layout import Block, Table, View, count, table, value_text
 
 if TYPE_CHECKING:
+    from eagle3diag.report.study import Study
     from eagle3diag.rules.model import Finding, Report
 
-__all__ = ["report_records", "report_view"]
+__all__ = ["report_records", "report_view", "study_records", "study_view"]
 
 STATUS = {"broken": "error", "suspect": "warning", "healthy": "ok"}
 
@@ -74,4 +75,37 @@ def report_view(report: Report) -> View:
         blocks=tuple(_block(f) for f in report.findings),
         tables=(_skipped(report),),
         notes=tuple(notes),
+    )
+
+
+def study_records(study: Study) -> list[dict[str, Any]]:
+    """One row an engine: engine, verdict, codes of errors and of warnings."""
+    rows = []
+    for r in study.reports:
+        codes = {s: sorted({f.code for f in r.findings if f.severity.value == s}) for s in ("error", "warning")}
+        engine = "no engine" if r.case.served is None else r.case.served.contract.label
+        rows.append({"engine": engine, "verdict": r.verdict, "errors": codes["error"], "warnings": codes["warning"]})
+    return rows
+
+
+def study_view(study: Study) -> View:
+    """The verdict per engine, in one sentence and a table."""
+    rows = study_records(study)
+    worst = min(rows, key=lambda r: list(STATUS).index(r["verdict"]))
+    verdicts = "; ".join(f"{r['verdict']} with {r['engine']}" for r in rows)
+    crashed = sum(o.status == "crashed" for r in study.reports for o in r.outcomes)
+    if crashed:
+        verdicts += f"; incomplete, {count(crashed, 'rule')} crashed"
+    return View(
+        title=f"Verdict on {study.checkpoint.path}",
+        summary=verdicts,
+        status="error" if crashed else STATUS[worst["verdict"]],
+        tables=(
+            table(
+                "Verdict by engine",
+                ("engine", "verdict", "errors", "warnings"),
+                ((r["engine"], r["verdict"], " ".join(r["errors"]) or "none", " ".join(r["warnings"]) or "none") for r in rows),
+                status=(STATUS[r["verdict"]] for r in rows),
+            ),
+        ),
     )

@@ -1,0 +1,40 @@
+"""What notebook cells call to display: results as HTML and pictures with their words. The only module here that asks for IPython."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+__all__ = ["picture", "show"]
+
+
+def show(*results: object, otherwise: str = "") -> None:
+    """Display results one under the other.
+
+    Args:
+        otherwise: the sentence shown where there are none.
+    """
+    from IPython.display import HTML, display
+
+    from eagle3diag.report.html import fragment
+    from eagle3diag.report.layout import View
+    from eagle3diag.report.views import view
+
+    if not results and otherwise:
+        display(HTML(fragment(View(title="", summary=otherwise))))
+    for result in results:
+        if isinstance(result, View):
+            display(HTML(fragment(result, level=3)))
+        else:
+            display(HTML(fragment(view(result), level=3)))
+
+
+def picture(*results: object) -> None:
+    """Display the picture of each result as a PNG with alternative text and a caption that states the finding."""
+    from IPython.display import display
+
+    from eagle3diag.report import figures
+
+    for result in results:
+        words = {"alt": figures.alt(result), "caption": figures.caption(result)}
+        image = b64encode(figures.png(figures.plot(result))).decode("ascii")
+        display({"image/png": image, "text/plain": words["caption"]}, raw=True, metadata={"image/png": words})

@@ -1,0 +1,103 @@
+"""papermill with this interpreter as the kernel, and an executed notebook that is the same whenever and wherever it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eagle3diag.errors import escaped
+
+__all__ = ["execute"]
+
+KERNEL = "eagle3diag-here"
+#: errors whose message is the whole truth: no traceback is kept for them
+PLAIN_ERRORS = ("CheckpointError", "UsageError", "Eagle3DiagError")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@contextmanager
+def _kernel(place: Path) -> Iterator[None]:
+    """A kernelspec that is this interpreter, found through ``JUPYTER_PATH`` for the time of the run."""
+    spec = place / "kernels" / KERNEL
+    spec.mkdir(parents=True)
+    env = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "IPYTHONDIR": str(place / "ipython"), "PYTHONWARNINGS": "ignore", "MPLBACKEND": "agg"}
+    top = Path(__file__).resolve().parents[2]
+    if top.name != "site-packages":  # from a checkout: the kernel must find the same package, whatever its working directory
+        env["PYTHONPATH"] = os.pathsep.join([str(top), *filter(None, [os.environ.get("PYTHONPATH")])])
+    argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python", "env": env}))
+    before = {k: os.environ.get(k) for k in ("JUPYTER_PATH", "JUPYTER_PLATFORM_DIRS")}
+    os.environ["JUPYTER_PATH"] = os.pathsep.join([str(place), *filter(None, [before["JUPYTER_PATH"]])])
+    os.environ["JUPYTER_PLATFORM_DIRS"] = "1"  # silences a notice of jupyter_core on stderr
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
+    """Run the notebook at ``path``.
+
+    Args:
+        values: parameters, already in the right types.
+
+    Returns:
+        The executed notebook, cleaned of everything that differs from run to run, and why it stopped early: empty where it did not.
+    """
+    import warnings
+
+    import nbformat
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    failure = ""
+    with tempfile.TemporaryDirectory(prefix="eagle3diag-") as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations among the Jupyter packages are not this run's news
+        done = Path(place) / "executed.ipynb"  # papermill formats braces in paths: these have none
+        source = nbformat.read(path, as_version=4)
+        with _kernel(Path(place) / "jupyter"):
+            try:
+                papermill.execute_notebook(
+                    source, str(done), parameters=dict(values), kernel_name=KERNEL, progress_bar=False, log_output=False, cwd=str(Path.cwd())
+                )
+            except PapermillExecutionError as error:
+                failure = _one_line(error.ename, error.evalue)
+            except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died or never came up
+                failure = f"the notebook's kernel stopped: {escaped(error, 200)}"
+        notebook = nbformat.read(done, as_version=4) if done.exists() else source
+    return _cleaned(notebook, path, values), failure
+
+
+def _one_line(name: str, message: str) -> str:
+    text = escaped(" ".join(message.split()), 1000)
+    return text if name in PLAIN_ERRORS else f"the notebook stopped: {name}: {text}"
+
+
+def _cleaned(notebook: Any, path: Path, values: Mapping[str, Any]) -> Any:
+    """Without times, paths of temporary files, random ids, and tracebacks of messages that need none."""
+    from eagle3diag import __version__
+
+    notebook.metadata.pop("papermill", None)
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata["eagle3diag"] = {"version": __version__, "notebook": path.stem, "parameters": dict(values)}
+    for k, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{k}"
+        for key in ("papermill", "execution"):
+            cell.metadata.pop(key, None)
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                if output.ename in PLAIN_ERRORS:
+                    output["traceback"] = [f"{output.ename}: {output.evalue}"]
+                output["traceback"] = [_ANSI.sub("", line) for line in output["traceback"]]
+    return notebook

@@ -1,0 +1,221 @@
+"""Run a notebook without a hand on it, and render it to one HTML file that opens anywhere.
+
+papermill runs it, nbconvert renders it, and this module is strict where they are loose: unknown or ill-typed parameters are refused by name
+before a kernel starts, braces in paths stay what they are, the kernel is this very interpreter whether or not a kernelspec is installed, code
+is really absent from the HTML, nothing is loaded from a network, and two runs on the same input give the same bytes. A finding never
+fails a run. An unusable input does, and then the partial report is kept and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3diag.errors import UsageError, escaped
+from eagle3diag.report.layout import View, table
+
+__all__ = ["Parameter", "Rendered", "available", "folder", "listing", "listing_view", "parameters", "run", "stem"]
+
+TYPES = {"str": str, "int": int, "float": float, "bool": bool}
+_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One line of a parameters cell: ``name: Optional[str] = None  # help``."""
+
+    name: str
+    type: str  #: ``str``, ``int``, ``float`` or ``bool``
+    optional: bool
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """What a run left: the page, and the executed notebook beside it."""
+
+    name: str
+    html: str
+    notebook: str
+    bytes: int
+    parameters: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape of ``notebook`` and ``report``."""
+        return {
+            "schema": 1,
+            "name": self.name,
+            "html": self.html,
+            "notebook": self.notebook,
+            "bytes": self.bytes,
+            "parameters": dict(self.parameters),
+        }
+
+
+def folder() -> Path:
+    """Where the notebooks lie: the checkout's, else those installed with the package.
+
+    Raises:
+        UsageError: neither is there (a broken installation).
+    """
+    from eagle3diag.report.sample import checkout
+
+    top = checkout()
+    found = top / "notebooks" if top else Path(__file__).resolve().parents[1] / "_notebooks"
+    if not found.is_dir():
+        raise UsageError("the notebooks are missing from this installation: install eagle3diag again")
+    return found
+
+
+def available() -> tuple[str, ...]:
+    """Names of the packaged notebooks, without suffix."""
+    return tuple(sorted(p.stem for p in folder().glob("*.ipynb") if not p.name.startswith(".")))
+
+
+def stem(name: str) -> str:
+    """The bare name of a notebook."""
+    return name.removesuffix(".ipynb")
+
+
+def _load(name: str) -> Any:
+    import nbformat
+
+    if stem(name) not in available():
+        raise UsageError(f"no notebook {escaped(name)}: there are {', '.join(available())}")
+    return nbformat.read(folder() / f"{stem(name)}.ipynb", as_version=4)
+
+
+def _cell(name: str) -> str:
+    for cell in _load(name).cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            return str(cell.source)
+    return ""
+
+
+def parameters(name: str) -> tuple[Parameter, ...]:
+    """The parameters of a notebook, in the order of its cell.
+
+    Raises:
+        UsageError: no such notebook.
+    """
+    source = _cell(name)
+    comments = {
+        t.start[0]: t.string.lstrip("# ") for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT
+    }
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            kind = ast.unparse(node.annotation)
+            optional = kind.startswith("Optional[")
+            found.append(
+                Parameter(
+                    name=node.target.id,
+                    type=kind[len("Optional[") : -1] if optional else kind,
+                    optional=optional,
+                    default=ast.literal_eval(node.value),
+                    help=comments.get(node.lineno, ""),
+                )
+            )
+    return tuple(found)
+
+
+def listing(names: tuple[str, ...]) -> dict[str, Any]:
+    """The notebooks with their parameters, for JSON."""
+    rows = [
+        {
+            "name": n,
+            "parameters": [{"name": p.name, "type": p.type, "optional": p.optional, "default": p.default, "help": p.help} for p in parameters(n)],
+        }
+        for n in names
+    ]
+    return {"schema": 1, "notebooks": rows}
+
+
+def listing_view(names: tuple[str, ...]) -> View:
+    """The notebooks with their parameters, as tables."""
+    tables = tuple(
+        table(n, ("parameter", "type", "default", "what it is"), ((p.name, p.type, p.default, p.help) for p in parameters(n))) for n in names
+    )
+    return View(title="Notebooks", summary="eagle3diag notebook NAME -p KEY VALUE … -o FILE.html", tables=tables)
+
+
+def checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with every value in the type its parameter has.
+
+    Raises:
+        UsageError: an unknown name, or a value that does not fit, by name.
+    """
+    known = {p.name: p for p in parameters(name)}
+    unknown = [k for k in given if k not in known]
+    if unknown:
+        raise UsageError(f"{stem(name)} has no parameter {', '.join(map(escaped, unknown))}: it takes {', '.join(known)}")
+    return {k: _fitted(known[k], v) for k, v in given.items()}
+
+
+def _fitted(parameter: Parameter, value: Any) -> Any:
+    kind = TYPES[parameter.type]
+    if value is None or (parameter.optional and value == "None"):
+        if parameter.optional:
+            return None
+    elif kind is bool and isinstance(value, str) and value.lower() in _BOOLS:
+        return _BOOLS[value.lower()]
+    elif type(value) is kind or (kind is float and type(value) is int):
+        _encodable(parameter.name, value)
+        return kind(value)
+    elif isinstance(value, str) and kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    wanted = f"{parameter.type}{' or None' if parameter.optional else ''}"
+    raise UsageError(f"parameter {parameter.name} is {escaped(repr(value))} ({type(value).__name__}), expected {wanted}")
+
+
+def _encodable(name: str, value: Any) -> None:
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"parameter {name} is {escaped(value)}: a notebook cannot hold a name that is not valid UTF-8") from None
+
+
+def run(name: str, params: Mapping[str, Any], out: str | Path) -> Rendered:
+    """Execute a packaged notebook and render it.
+
+    Args:
+        name: one of ``available()``.
+        params: values by parameter name; strings are read as the parameter's type. Paths are relative to the working directory.
+        out: the HTML file to write; the executed notebook appears beside it as ``<stem>.executed.ipynb``.
+
+    Raises:
+        UsageError: unknown notebook or parameter, a missing dependency, no place for the output; or the notebook stopped at an
+            unusable input, and then both files hold what came before it.
+    """
+    try:
+        import nbconvert  # noqa: F401
+        import papermill  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"running notebooks needs {error.name}: python -m pip install 'eagle3diag[notebook]'") from None
+    from eagle3diag.report.execution import execute
+    from eagle3diag.report.files import write_text
+    from eagle3diag.report.render import rendered
+
+    values = checked(name, params)
+    goal = Path(out)
+    if goal.is_dir() or not goal.parent.is_dir():
+        raise UsageError(f"no place for the report: {escaped(goal, 200)} is {'a folder' if goal.is_dir() else 'in a folder that does not exist'}")
+    notebook, failure = execute(folder() / f"{stem(name)}.ipynb", values)
+    beside = goal.with_name(f"{goal.name.removesuffix('.html')}.executed.ipynb")
+    import nbformat
+
+    write_text(beside, nbformat.writes(notebook) + "\n")
+    text = rendered(notebook, stem(name))
+    write_text(goal, text)
+    if failure:
+        raise UsageError(f"{failure}; the partial report is kept in {escaped(goal, 200)}")
+    return Rendered(name=stem(name), html=str(goal), notebook=str(beside), bytes=len(text.encode("utf-8", "backslashreplace")), parameters=values)

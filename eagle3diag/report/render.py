@@ -1,0 +1,78 @@
+"""An executed notebook as one HTML page: nbconvert with a template of our own that loads nothing.
+
+The stock templates fetch MathJax and require.js and bring 300 KB of style; ours is the page of ``html`` around Markdown and outputs. Code,
+prompts and the parameters cell are left out; pictures are embedded with their alternative text.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+__all__ = ["rendered"]
+
+_TEMPLATE = """
+{%- extends 'display_priority.j2' -%}
+{% block input_group %}{% endblock input_group %}
+{% block output_group %}{{ super() }}{% endblock output_group %}
+{% block in_prompt %}{% endblock in_prompt %}
+{% block output_prompt %}{% endblock output_prompt %}
+{% block markdowncell scoped %}{{ cell.source | markdown2html | strip_files_prefix }}
+{% endblock markdowncell %}
+{% block unknowncell scoped %}{% endblock unknowncell %}
+{% block rawcell scoped %}{% endblock rawcell %}
+{% block stream_stdout scoped %}<pre>{{ output.text | escape }}</pre>
+{% endblock stream_stdout %}
+{% block stream_stderr scoped %}{% endblock stream_stderr %}
+{% block error scoped %}<section class="e3d"><div class="finding error" role="alert"><h2>&#10006; ERROR: the report ends here</h2>
+<pre>{{ output.traceback | join('\\n') | escape }}</pre></div></section>
+{% endblock error %}
+{% block data_html scoped %}{{ output.data['text/html'] }}
+{% endblock data_html %}
+{% block data_markdown scoped %}{{ output.data['text/markdown'] | markdown2html }}
+{% endblock data_markdown %}
+{% block data_png scoped %}
+{%- set about = output.metadata.get('image/png', {}) -%}
+<figure><img alt="{{ about.get('alt', '') | escape }}" src="data:image/png;base64,{{ output.data['image/png'] | replace('\\n', '') }}">
+{%- if about.get('caption') %}<figcaption>{{ about.get('caption') | escape }}</figcaption>{% endif %}</figure>
+{% endblock data_png %}
+{% block data_svg scoped %}{% endblock data_svg %}
+{% block data_jpg scoped %}{% endblock data_jpg %}
+{% block data_latex scoped %}{% endblock data_latex %}
+{% block data_javascript scoped %}{% endblock data_javascript %}
+{% block data_widget_view scoped %}{% endblock data_widget_view %}
+{% block data_text scoped %}<pre>{{ output.data['text/plain'] | escape }}</pre>
+{% endblock data_text %}
+"""
+
+
+def rendered(notebook: Any, name: str) -> str:
+    """The page of an executed notebook.
+
+    Args:
+        notebook: as ``execution.execute`` returns it.
+        name: title of the page where the notebook has none.
+    """
+    from jinja2 import DictLoader
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
+    from eagle3diag.report.html import document
+
+    config = Config()
+    config.TagRemovePreprocessor.enabled = True
+    config.TagRemovePreprocessor.remove_cell_tags = ["parameters", "injected-parameters", "papermill-error-cell-tag"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exporter = HTMLExporter(
+            config=config, extra_loaders=[DictLoader({"eagle3diag.html.j2": _TEMPLATE})], template_file="eagle3diag.html.j2", exclude_input=True
+        )
+        body, _ = exporter.from_notebook_node(notebook)
+    return document(_title(notebook) or name, body.strip()) + "\n"
+
+
+def _title(notebook: Any) -> str:
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("# "):
+            return str(cell.source).splitlines()[0][2:]
+    return ""

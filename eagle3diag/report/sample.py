@@ -1,0 +1,100 @@
+"""Where the packaged sample lies: ``data_samples/`` of a source checkout. A wheel leaves its 20 MB out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3diag.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from eagle3diag.checkpoint.model import Checkpoint, TensorInfo
+
+__all__ = ["Sample", "checkout", "planted", "sample", "variant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Paths of the sample draft and of its target."""
+
+    draft: str
+    target: str
+
+
+def checkout() -> Path | None:
+    """The folder of the source checkout this package runs from or was installed from in place, else None."""
+    top = Path(__file__).resolve().parents[2]
+    return top if (top / "pyproject.toml").is_file() and (top / "notebooks").is_dir() else None
+
+
+def sample() -> Sample:
+    """The sample of this checkout, or of the working directory.
+
+    Raises:
+        UsageError: neither holds it.
+    """
+    tops = [Path(), *([top] if (top := checkout()) else [])]
+    for top in tops:
+        folder = top / "data_samples" / "smollm2-eagle3"
+        if (folder / "draft" / "config.json").is_file():
+            return Sample(draft=str(folder / "draft"), target=str(folder / "target"))
+    raise UsageError("the sample draft is part of the source checkout (data_samples/), not of the wheel: run this there, or name a draft")
+
+
+def planted(
+    checkpoint: Checkpoint,
+    what: str,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    rename: Callable[[str], str] = str,
+    config: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """A copy in memory with something changed, for demonstrations and tests; nothing is written.
+
+    Args:
+        what: stands in for the path.
+        tensors: new contents by the name in ``checkpoint``, of the shape and dtype they replace.
+        rename: applied to every name.
+        config: changes of the first config; a value of None removes the key.
+    """
+    changed = {rename(n): t for n, t in (tensors or {}).items()}
+    origin = {rename(n): i for n, i in checkpoint.tensors.items()}
+    infos = {n: replace(i, name=n) for n, i in origin.items()}
+    configs = checkpoint.configs
+    if config and configs:
+        merged = {k: v for k, v in {**configs[0].data, **config}.items() if v is not None}
+        configs = (replace(configs[0], data=merged), *configs[1:])
+
+    def read(info: TensorInfo) -> Tensor:
+        assert checkpoint.reader is not None  # an opened checkpoint has one
+        return changed[info.name] if info.name in changed else checkpoint.reader(origin[info.name])
+
+    def blocks(info: TensorInfo, block: int) -> Iterator[memoryview]:
+        import torch
+
+        assert checkpoint.blocker is not None
+        if info.name not in changed:
+            yield from checkpoint.blocker(origin[info.name], block)
+            return
+        raw = changed[info.name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield from (memoryview(raw[at : at + block]) for at in range(0, len(raw), block))
+
+    return replace(checkpoint, path=what, tensors=dict(sorted(infos.items())), configs=configs, reader=read, blocker=blocks)
+
+
+def variant(checkpoint: Checkpoint) -> Checkpoint:
+    """The second draft that the weight-diff notebook shows by default: older names, one projection changed, another rope theta."""
+    name = next(n for n in checkpoint.tensors if n.endswith("mlp.up_proj.weight"))
+    moved = checkpoint.read(name).clone()
+    moved[: moved.shape[0] // 8] *= 1.125
+    return planted(
+        checkpoint,
+        "the same draft with older names and one projection changed",
+        tensors={name: moved},
+        rename=lambda n: n.replace("layers.0.", "midlayer.", 1),
+        config={"rope_theta": 10000.0},
+    )
