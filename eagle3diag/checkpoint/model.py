@@ -118,6 +118,7 @@ class Checkpoint(Shown):
     sizes: Mapping[str, int] = field(default_factory=dict)  #: bytes of each weight file
     reader: Callable[[TensorInfo], "torch.Tensor"] | None = None
     blocker: Callable[[TensorInfo, int], Iterator[memoryview]] | None = None
+    remote: bool = False  #: read over the network: headers only, ``read`` and ``blocks`` raise
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -180,7 +180,8 @@ class _Machine:
         elif op in ("NEWOBJ", "NEWOBJ_EX"):
             at = -3 if op == "NEWOBJ_EX" else -2
             made = stack[at]
-            stack[at:] = [Opaque(".".join(made) if isinstance(made, _Name) and made not in _INERT else "")]
+            needs = made.needs if isinstance(made, Opaque) else ".".join(made) if isinstance(made, _Name) and made not in _INERT else ""
+            stack[at:] = [Opaque(needs)]
         elif op == "BUILD":
             stack.pop()  # attributes of a value (``_metadata`` of a state dict): no weights
         elif op == "BINPERSID":

@@ -231,8 +231,11 @@ def _weights(value: Any, where: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, Opaque) and value.needs:
         raise CheckpointError(f"{where}: holds one `{escaped(value.needs)}`, expected a dict of tensors; {_SAVE_AGAIN}")
     keys = ", ".join(escaped(k, 30) for k in list(value)[:6]) if isinstance(value, dict) else ""
-    what = f"keys {keys}" if keys else f"a {'tensor' if isinstance(value, Strided) else type(value).__name__}"
+    what = f"keys {keys}" if keys else f"a {_KINDS.get(type(value), 'value')}"
     raise CheckpointError(f"{where}: holds {what}, expected tensors by name, or a dict of them under {', '.join(_WRAPPERS[:4])} or model")
+
+
+_KINDS = {Strided: "tensor", list: "list", tuple: "tuple", dict: "dict without keys", str: "text", int: "number", float: "number"}
 
 
 def _judge(weights: dict[str, Strided], locate: _Locate, key: str, where: str, file: str, identity: Identity) -> TorchListing:
