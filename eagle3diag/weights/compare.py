@@ -219,18 +219,19 @@ class _Sums:
 
         n = len(x) // ITEM_BYTES[self.kinds[0]]
         if not self.work:
-            self.work = [torch.empty(_CHUNK) for _ in range(2)]
-        p, q = (to_float32(v, k, w[:n]) for v, k, w in zip((x, y), self.kinds, self.work, strict=True))
+            self.work = [torch.empty(_CHUNK) for _ in range(3)]
+        p, q = (to_float32(v, k, w[:n]) for v, k, w in zip((x, y), self.kinds, self.work[:2], strict=True))
         same = self.kinds[0] == self.kinds[1] and _same_bytes(x, y)
-        aa = float(torch.dot(p, p))
-        bb = aa if same else float(torch.dot(q, q))
+        square = self.work[2][:n]  # torch's sum is pairwise; a BLAS dot of this length would lose two digits
+        aa = float(torch.mul(p, p, out=square).sum())
+        bb = aa if same else float(torch.mul(q, q, out=square).sum())
         if not (math.isfinite(aa) and math.isfinite(bb)) or min(aa, bb) < 1e-20:
             return False
         if not same:
             if self.narrow:
                 self._ulps(x, y, p, q)
             torch.sub(p, q, out=p)
-            dd = float(torch.dot(p, p))
+            dd = float(torch.mul(p, p, out=square).sum())
             differ = int(torch.count_nonzero(p))
             if differ:
                 low, high = torch.aminmax(p)
