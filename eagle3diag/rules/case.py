@@ -39,14 +39,10 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
 
         asked = str(engine)
         if "@" in asked:
-            raise UsageError(
-                f"--engine {escaped(asked)}: source scan is not available in this version; name a release, as in sglang==0.5.9"
-            )
+            raise UsageError(f"--engine {escaped(asked)}: source scan is not available in this version, name a release: sglang==0.5.9")
         name, version = parse_engine(asked)
         if launch is not None and launch.engine != name:
-            raise UsageError(
-                f"--engine {escaped(asked)} but the launch line starts {launch.engine}: leave --engine out, or give the line's"
-            )
+            raise UsageError(f"--engine {escaped(asked)} but the launch line starts {launch.engine}: give that, or leave --engine out")
         if version is None and launch is not None and launch.version is not None:
             version = launch.version
             notes.append(f"{name} {version} taken from the launch line")
@@ -82,7 +78,7 @@ def make_case(
         UsageError: engine or launch line make no sense.
     """
     from eagle3diag.checkpoint.open import open_checkpoint
-    from eagle3diag.checkpoint.spec import draft_spec
+    from eagle3diag.checkpoint.spec import draft_spec, resolved
 
     opened = draft if isinstance(draft, Checkpoint) else open_checkpoint(fspath(draft))
     spec = draft_spec(opened)
@@ -93,6 +89,8 @@ def make_case(
         wanted = open_target(fspath(target))
     elif target is not None:
         wanted = target
+    if wanted is not None:
+        spec = resolved(spec, wanted.num_layers.value)
     parsed: Launch | None = None
     if isinstance(launch, str):
         from eagle3diag.engines.launch import parse_launch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3diag.checkpoint.configs import compare_configs, default_reader
+from eagle3diag.checkpoint.configs import compare_configs, default_reader, layer_part
+from eagle3diag.checkpoint.field_types import type_problems
 from eagle3diag.checkpoint.model import ConfigFile
 from eagle3diag.errors import escaped
 from eagle3diag.rules.model import Case, Finding, Severity
@@ -13,6 +14,8 @@ from eagle3diag.rules.reading import config_file, is_eagle3, label, named
 from eagle3diag.rules.registry import finding, rule
 
 _ARCHITECTURE_FACTS = ("architectures", "architecture_rename", "other_architecture", "reads_speculators", "speculators_architecture")
+
+_WORDS = {bool: "true or false", str: "text"}
 
 _NAMES = {
     "eagle1": "EAGLE-1",
@@ -153,7 +156,7 @@ def configs_disagree(case: Case) -> Iterator[Finding]:
                 "CFG103",
                 f"{escaped(main.file)} and {escaped(other.file)} disagree: {words}{more}",
                 evidence={f: {main.file: a, other.file: b} for f, a, b in differing},
-                remedy=f"Engines load {escaped(main.file)} and never open {escaped(other.file)}: find out which is right and write it there.",
+                remedy=f"Engines load {escaped(main.file)} and never open {escaped(other.file)}: write what is right there.",
                 where=other.file,
             )
     yield from _wrong_schema(case, main, configs[1:])
@@ -228,10 +231,58 @@ def wrong_architecture(case: Case) -> Iterator[Finding]:
         evidence={"architectures": found, "read by this version": names, "predicted message": refused.message},
         remedy=f"Convert it: eagle3diag convert DRAFT OUT --to {served.contract.engine}"
         if nested
-        else f"Set architectures to [{names[0] if names else 'LlamaForCausalLMEagle3'}] in {config_file(case)}, if the tensors are EAGLE-3.",
+        else f"Set architectures to [{names[0] if names else 'LlamaForCausalLMEagle3'}] in {config_file(case)}.",
         where=case.spec.architecture.where,
         engines=label(case),
     )
+
+
+#: null is a fault only in newer config classes, which check types strictly
+_MORE = {"use_cache": bool, "hidden_act": str}
+
+
+@rule("CFG111", severity=Severity.WARNING)
+def wrong_type(case: Case) -> Iterator[Finding]:
+    """A field is null or of the wrong type where readers need a value.
+
+    ## What is wrong
+    A number is written as text, a list, a fraction or null; a flag is not true or false; `eagle_config` is null.
+
+    ## Why it costs acceptance
+    Readers multiply and index with these values: `target_hidden_size: null` stops SGLang (`None * 3`) and vLLM. Others swallow the
+    error and take a default in silence, as SGLang does for the aux layer ids of a null `eagle_config`.
+
+    ## How it is detected
+    Every known field against the type its readers need. Null counts only where no reader has a default for it. `draft_vocab_size` is
+    CFG105's.
+
+    ## How to fix it
+    Write the value used in training, or remove the key where it was null.
+
+    ## Engine versions
+    All. Config classes of transformers 5 check types strictly (`use_cache expected bool, got None`).
+
+    ## Source
+    Engines 1.2, field reports C7 and C12.
+    """
+    if not case.draft.configs:
+        return
+    config = case.draft.configs[0]
+    problems = [(k, v, need) for k, v, need in type_problems(config) if not k.endswith("draft_vocab_size") or v is not None]
+    _, layer = layer_part(config)
+    problems += [(k, layer[k], _WORDS[t]) for k, t in _MORE.items() if k in layer and not isinstance(layer[k], t)]
+    for key, value, need in problems:
+        contract = case.served.contract if case.served is not None else None
+        if key == "target_hidden_size" and value is None and contract is not None and contract["target_hidden_null"] == "accepted":
+            continue
+        yield finding(
+            "CFG111",
+            f"{escaped(key)} is {'null' if value is None else escaped(repr(value))}, readers need {need}",
+            evidence={"key": key, "value": value, "needed": need},
+            remedy=f"Write the value used in training into {escaped(config.file)}" + (", or remove the key." if value is None else "."),
+            where=f"{config.file}: {key}",
+            engines=label(case),
+        )
 
 
 @rule("CFG113", severity=Severity.ERROR)

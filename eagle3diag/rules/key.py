@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from eagle3diag.errors import escaped
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.reading import (
-    dropped_here,
     expected_tensors,
     is_eagle3,
     label,
     layer_names,
     named,
     reduced_vocabulary,
-    serving,
-    spelled_layer,
+    refused_tensor,
     stated,
 )
 from eagle3diag.rules.registry import finding, rule
@@ -30,17 +28,13 @@ _STARTS = {"uninitialised": "whatever memory holds", "ones": "ones", "random": "
 def unmapped_layers(case: Case) -> dict[str, list[str]]:
     """Decoder-layer tensors by a spelling this engine version does not map, where that costs the layer."""
     served = case.served
-    if served is None or not is_eagle3(case):
+    if served is None or not is_eagle3(case) or not any(n.startswith("layers.") for n in served.never_filled):
         return {}
     maps = served.contract["layer_names"]
     bare_model = served.contract["name_prefix"] == "name-then-model"
-    out = {p: n for p, n in layer_names(case).items() if not _mapped(p, maps, bare_model)}
-    if served.refused is not None:
-        return out if served.refused.stage == "load_weights" else {}
-    dropped = set(served.dropped())
-    starved = any(n.startswith("layers.") for n in served.never_filled)
-    kept = {p: [n for n in names if n in dropped] for p, names in out.items()}
-    return {p: names for p, names in kept.items() if names} if starved else {}
+    lost = set(served.dropped())
+    out = {p: [n for n in names if n in lost] for p, names in layer_names(case).items() if not _mapped(p, maps, bare_model)}
+    return {p: names for p, names in out.items() if names}
 
 
 def _mapped(prefix: str, maps: list[str], bare_model: bool) -> bool:
@@ -100,7 +94,8 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
         maps = served.contract["layer_names"]
         lost = sum(case.draft.tensors[n].nbytes for n in names)
         spelling = "midlayer" if prefix.endswith("midlayer.") else prefix.rstrip(".")
-        fate = "refused" if served.refused is not None else "dropped in silence"
+        loud = served.refused is not None and any(served.tensors[n].why.startswith("refused") for n in names)
+        fate = "refused" if loud else "dropped in silence"
         versions = _mapping_versions(case, prefix)
         known = " and ".join(m + "*" for m in maps)
         yield finding(
@@ -113,9 +108,7 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
                 "bytes": lost,
                 "names": names,
                 f"{served.contract.engine} versions that map it": versions,
-                **(
-                    {"predicted message": served.refused.message} if served.refused is not None else {"layer starts as": _layer_start(case)}
-                ),
+                **({"predicted message": served.refused.message} if loud and served.refused else {"layer starts as": _layer_start(case)}),
             },
             remedy=f"Rename the layer: eagle3diag convert DRAFT OUT --to {served.contract.engine}"
             + ("" if versions.startswith("no ") else f"; or use {served.contract.engine} {versions}")
@@ -133,40 +126,40 @@ def _layer_start(case: Case) -> str:
 def _unfilled(case: Case) -> dict[str, str]:
     """Parameters left at their start value that KEY201 has to speak about: ``{canonical: start}``."""
     served = case.served
-    if served is None or served.refused is not None:
-        start = "" if served is None else "not reached"
-        return {n: start for n in expected_tensors(case.spec) if n not in case.spec.canonical}
+    if served is None:
+        return {n: "" for n in expected_tensors(case.spec) if n not in case.spec.canonical}
+    if served.refused is not None and served.refused.fact == "missing":
+        return {}  # this version checks for missing tensors and says so: ENG504
     layer_explained = bool(unmapped_layers(case))
     deep = served.wiring.deep_layer_norm
-    configured = case.spec.num_layers.value or 1
+    unused = {"hidden_norm": "input_layernorm", "input_layernorm": "hidden_norm"}[deep]
+    held, configured = case.spec.layers_in_file, case.spec.num_layers.value or 1
     out = {}
     for name, start in served.never_filled.items():
         if start == "target" or name in ("lm_head.weight", "d2t"):
             continue  # KEY206, VAL307
+        file = case.spec.canonical.get(name)
+        if file is not None and refused_tensor(case, file):
+            continue  # in the file, but of a shape that is refused: KEY204, CFG105, CFG107
         if name.startswith("layers."):
-            number = name.split(".")[1]
-            other = {"hidden_norm": "input_layernorm", "input_layernorm": "hidden_norm"}[deep]
-            if layer_explained or (number != "0" and name.endswith(f".{other}.weight")):
+            number = int(name.split(".")[1])
+            if layer_explained or (number > 0 and name.endswith(f".{unused}.weight")):
                 continue
-            if (
-                number.isdigit()
-                and case.spec.layers_in_file
-                and int(number) >= case.spec.layers_in_file
-                and configured > case.spec.layers_in_file
-            ):
+            if held and held <= number < configured:
                 continue  # KEY207
         out[name] = start
     return out
 
 
 def _found_as(case: Case, canonical: str) -> str:
-    """A tensor in the file that is this one under a wrapper's prefix, else nothing."""
-    tail = canonical.removeprefix("layers.0.")
-    return (
-        next((n for n in case.draft.tensors if n.endswith("." + tail) and spelled_layer(n).startswith(n[: -len(tail)])), "")
-        if tail != canonical
-        else next((n for n in case.draft.tensors if n.endswith("." + canonical)), "")
-    )
+    """A tensor in the file that is this one under a name the reader does not know (``module.fc.weight``), else nothing."""
+    file = case.spec.canonical.get(canonical)
+    if file is not None:
+        return "" if case.served is None or refused_tensor(case, file) else file
+    tails = [canonical]
+    if canonical.startswith("layers.0."):
+        tails.append("midlayer." + canonical.removeprefix("layers.0."))
+    return next((n for n in case.draft.tensors for t in tails if n.endswith("." + t)), "")
 
 
 @rule("KEY201", severity=Severity.ERROR)
@@ -255,7 +248,8 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     ## Source
     Loader runs, unknown keys (executed); engines 2.2.
     """
-    if not is_eagle3(case) or not serving(case):
+    served = case.served
+    if served is None or not is_eagle3(case):
         return
     explained = {n for names in unmapped_layers(case).values() for n in names}
     explained |= {w for n in _unfilled(case) if (w := _found_as(case, n))}
@@ -263,8 +257,10 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     flags = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm"}
     back = {v: k for k, v in case.spec.canonical.items()}
     unread = []
-    for name in dropped_here(case):
+    for name in served.dropped():
         canonical = back.get(name, name)
+        if refused_tensor(case, name) or (canonical.startswith("fc.") and case.spec.use_aux_hidden_state.value is False):
+            continue  # loud: ENG504; a draft without aux states needs no fc
         number = canonical.split(".")[1] if canonical.startswith("layers.") else "0"
         if name in explained or (number.isdigit() and int(number) >= layers):
             continue  # KEY203, KEY201, KEY207
@@ -278,11 +274,8 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
         yield finding(
             "KEY202",
             f"{named(unread)} ({lost:,} bytes) read by nobody: {label(case)[0]} drops {'them' if len(unread) > 1 else 'it'} in silence",
-            evidence={
-                "tensors": unread,
-                "bytes": lost,
-                "why": {n: case.served.tensors[n].why for n in unread} if case.served is not None else {},
-            },
+            severity=Severity.ERROR if reduced_vocabulary(case) and any(back.get(n) == "d2t" for n in unread) else None,
+            evidence={"tensors": unread, "bytes": lost, "why": {n: served.tensors[n].why for n in unread}},
             remedy="Serve with an engine that reads them, or delete them if they were never trained.",
             where=unread[0],
             engines=label(case),
@@ -313,15 +306,12 @@ def missing_head(case: Case) -> Iterator[Finding]:
     Engines 2.3, loader runs (missing keys, executed), field reports A4.
     """
     served = case.served
-    if served is None or not is_eagle3(case) or "lm_head.weight" in case.spec.canonical or not case.draft.tensors:
+    if served is None or not is_eagle3(case) or not case.draft.tensors:
         return
-    head = served.wiring.head
-    reduced = reduced_vocabulary(case)
-    if served.refused is not None:
-        bad = bool(reduced)
-    else:
-        bad = head in ("uninitialised", "target-first-rows") or served.never_filled.get("lm_head.weight") in _STARTS
-    if not bad or head == "embedding":
+    head, file = served.wiring.head, case.spec.canonical.get("lm_head.weight")
+    if file is not None and (served.tensors[file].fate != "dropped" or refused_tensor(case, file)):
+        return
+    if head == "embedding" or not (head in ("uninitialised", "target-first-rows") or served.never_filled.get("lm_head.weight") in _STARTS):
         return
     wrapped = _found_as(case, "lm_head.weight")
     what = "scores with the first rows of the target's head" if head == "target-first-rows" else "scores with uninitialised memory"

@@ -19,7 +19,6 @@ __all__ = [
     "Stated",
     "config_file",
     "config_int",
-    "dropped_here",
     "expected_tensors",
     "file_name",
     "is_eagle3",
@@ -28,7 +27,7 @@ __all__ = [
     "named",
     "numbers",
     "reduced_vocabulary",
-    "serving",
+    "refused_tensor",
     "shape_of",
     "spelled_layer",
     "stated",
@@ -65,9 +64,9 @@ def is_eagle3(case: Case) -> bool:
     return case.spec.algorithm in ("eagle3", "unknown")
 
 
-def serving(case: Case) -> bool:
-    """True where an engine is known and it gets as far as serving: only then does the fate of a tensor count."""
-    return case.served is not None and case.served.refused is None
+def refused_tensor(case: Case, name: str) -> bool:
+    """True where the engine stops at this tensor of the file (unknown name or another shape) rather than pass over it in silence."""
+    return case.served is not None and "refused" in case.served.tensors[name].why
 
 
 def label(case: Case) -> tuple[str, ...]:
@@ -163,11 +162,6 @@ def named(names: Iterable[str], most: int = 4) -> str:
     every = [escaped(n, 90) for n in names]
     shown = ", ".join(every[:most])
     return shown if len(every) <= most else f"{shown} and {len(every) - most:,} more"
-
-
-def dropped_here(case: Case) -> tuple[str, ...]:
-    """Tensors that reach nothing in this engine, in file order; empty without an engine or where it refuses the draft."""
-    return case.served.dropped() if serving(case) and case.served is not None else ()
 
 
 def expected_tensors(spec: DraftSpec) -> tuple[str, ...]:
