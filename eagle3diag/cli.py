@@ -1,13 +1,15 @@
 """The command line: parse, call the library, print; nothing is computed here.
 
-``main`` returns the exit status and never raises for anything a user or a file can cause: 0 answered, nothing at the fail level; 1 findings;
-2 no answer (usage, unusable input, a rule that crashed), with one line on stderr. The result goes to stdout and nothing else does.
-Parsers are built without touching the rooms; each handler imports what it needs, so that ``check --headers-only`` stays quick.
+``main`` returns the exit status and never raises for anything a user or a file can cause: 0 answered, nothing at the fail
+level; 1 findings; 2 no answer (usage, unusable input, a rule that crashed), with one line on stderr. The result goes to stdout
+and nothing else does. Parsers are built without touching the rooms; each handler imports what it needs, so that
+``check --headers-only`` stays quick.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,9 +37,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option_string} is given twice")
+            parser.error(f"{option} is given twice")
         setattr(namespace, self.dest, values)
 
 
@@ -50,12 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=EPILOG)
         p.set_defaults(run=run)
         p.add_argument("--format", choices=formats, action=_Once, help="how to print the result (default: text)")
-        p.add_argument("-o", "--output", metavar="FILE", action=_Once, help="write the result there, whole or not at all, instead of stdout")
+        p.add_argument("-o", "--output", metavar="FILE", action=_Once, help="write the result there instead of stdout, whole or not at all")
         return p
 
     def engine(p: _Parser, many: bool) -> None:
         how = {"action": "append", "default": []} if many else {"action": _Once}
-        p.add_argument("--engine", metavar="E[==V]", help="sglang or vllm, e.g. sglang==0.5.9; without a version, the newest on record", **how)
+        p.add_argument("--engine", metavar="E[==V]", help="e.g. sglang==0.5.9; without a version, the newest on record", **how)
 
     def about_case(p: _Parser, many: bool) -> None:
         p.add_argument("draft", metavar="DRAFT", help="folder or file of the draft checkpoint")
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     about_case(p, many=False)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare the tensors with")
     p.add_argument("--headers-only", action="store_true", help="read no tensor value; rules on values are listed as skipped")
-    p.add_argument("--fail-on", choices=("error", "warning"), action=_Once, help="the least severity that gives exit status 1 (default: error)")
+    p.add_argument("--fail-on", choices=("error", "warning"), action=_Once, help="least severity for exit status 1 (default: error)")
 
     p = command("inspect", _inspect, "say what a draft is: dialect, facts with their source, tensors")
     p.add_argument("draft", metavar="DRAFT")
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command("notebook", _notebook, "run a packaged notebook on your files and render it to one HTML file", ("text", "json"))
     p.add_argument("name", metavar="NAME", nargs="?", help="without a name: list them, with their parameters")
-    p.add_argument("-p", dest="parameters", metavar=("KEY", "VALUE"), nargs=2, action="append", default=[], help="set a parameter; repeatable")
+    p.add_argument("-p", dest="parameters", metavar=("KEY", "VALUE"), nargs=2, action="append", default=[], help="a parameter; repeatable")
     return top
 
 
@@ -110,8 +112,22 @@ def _write(path: str, text: str) -> None:
     write_text(path, text)
 
 
+def _place(a: argparse.Namespace, output: str) -> None:
+    """Refuse an output inside a checkpoint that was only to be read."""
+    from pathlib import Path
+
+    folder = Path(output).parent.resolve()
+    for role in ("draft", "target", "other", "a", "b"):
+        given = getattr(a, role, None)
+        if given and folder == Path(given).resolve():
+            raise UsageError(
+                f"{escaped(output, 200)} would lie in the checkpoint folder {escaped(given, 200)}: choose another place with -o"
+            )
+
+
 def _emit(a: argparse.Namespace, text: str) -> None:
     if a.output:
+        _place(a, a.output)
         _write(a.output, text + "\n")
     else:
         print(text)
@@ -143,7 +159,9 @@ def _show(a: argparse.Namespace, data: Callable[[], Any], views: Callable[[], Se
 def _launch(a: argparse.Namespace) -> str | None:
     if a.launch_file is None:
         return None if a.launch is None else str(a.launch)
-    with open(a.launch_file, "rb") as f:
+    from pathlib import Path
+
+    with Path(a.launch_file).open("rb") as f:
         raw = f.read(MAX_LAUNCH_BYTES + 1)
     if len(raw) > MAX_LAUNCH_BYTES:
         raise UsageError(f"{escaped(a.launch_file)}: more than {MAX_LAUNCH_BYTES:,} bytes, no launch line is that long")
@@ -270,7 +288,9 @@ def _demo(a: argparse.Namespace) -> int:
 def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
     from eagle3diag.report import notebooks
 
-    done = notebooks.run(name, params, a.output or f"{notebooks.stem(name)}.html")
+    out = a.output or f"{notebooks.stem(name)}.html"
+    _place(a, out)
+    done = notebooks.run(name, params, out)
     if a.format == "json":
         from eagle3diag.report.jsonout import dumps
 
@@ -342,14 +362,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = "out of memory; try --headers-only, which reads no tensor data"
     except RecursionError:
         line = "an input is nested too deeply to be read"
+    except Exception as error:  # a bug here; a user gets one line, a developer asks for more
+        if os.environ.get("EAGLE3DIAG_TRACEBACK"):
+            raise
+        line = f"a fault in eagle3diag, please report it: {type(error).__name__}: {error} (EAGLE3DIAG_TRACEBACK=1 shows where)"
     print(f"eagle3diag: {escaped(line, 2000)}", file=sys.stderr)
     return 2
 
 
 def _silence_stdout() -> None:
     """Point stdout at nothing: the reader went away, and the interpreter's last flush must not complain."""
-    import os
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -51,7 +51,8 @@ def view(chosen: Sequence[Rule]) -> View:
     if len(chosen) == 1:
         one = chosen[0]
         paragraphs = [p for p in _page(one).split("\n\n")[1:] if p.strip()]
-        return View(title=one.code, summary=f"{one.summary} ({one.severity.value} by default; needs {', '.join(one.needs)})", notes=tuple(paragraphs))
+        summary = f"{one.summary} ({one.severity.value} by default; needs {', '.join(one.needs)})"
+        return View(title=one.code, summary=summary, notes=tuple(paragraphs))
     rows = [(r.code, r.severity.value, r.summary, ", ".join(r.needs)) for r in chosen]
     return View(
         title="Rules",

@@ -94,7 +94,10 @@ def run() -> list[Story]:
 
 def data(stories: Sequence[Story]) -> dict[str, Any]:
     """The JSON shape of ``demo``."""
-    rows = [{"title": s.title, "engine": s.engine, "verdict": s.report.verdict, "codes": s.codes, "expected": s.expected, "found": s.found} for s in stories]
+    rows = [
+        {"title": s.title, "engine": s.engine, "verdict": s.report.verdict, "codes": s.codes, "expected": s.expected, "found": s.found}
+        for s in stories
+    ]
     return {"schema": 1, "stories": rows}
 
 

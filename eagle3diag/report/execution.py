@@ -31,7 +31,8 @@ def _kernel(place: Path) -> Iterator[None]:
     top = Path(__file__).resolve().parents[2]
     if top.name != "site-packages":  # from a checkout: the kernel must find the same package, whatever its working directory
         env["PYTHONPATH"] = os.pathsep.join([str(top), *filter(None, [os.environ.get("PYTHONPATH")])])
-    argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False"]
+    quiet = ["--HistoryManager.enabled=False", "--log-level=ERROR"]
+    argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}", *quiet]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python", "env": env}))
     before = {k: os.environ.get(k) for k in ("JUPYTER_PATH", "JUPYTER_PLATFORM_DIRS")}
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(place), *filter(None, [before["JUPYTER_PATH"]])])
@@ -69,7 +70,13 @@ def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
         with _kernel(Path(place) / "jupyter"):
             try:
                 papermill.execute_notebook(
-                    source, str(done), parameters=dict(values), kernel_name=KERNEL, progress_bar=False, log_output=False, cwd=str(Path.cwd())
+                    source,
+                    str(done),
+                    parameters=dict(values),
+                    kernel_name=KERNEL,
+                    progress_bar=False,
+                    start_timeout=300,
+                    cwd=str(Path.cwd()),
                 )
             except PapermillExecutionError as error:
                 failure = _one_line(error.ename, error.evalue)

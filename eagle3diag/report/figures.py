@@ -1,8 +1,8 @@
 """Pictures of results: ``matplotlib`` figures without pyplot, so that nothing leaks, displays twice or changes global settings.
 
-A picture states one thing and says it in words too: every one carries ``alt`` and ``caption``. Okabe-Ito colours, and never colour alone: what is
-lost is hatched and named, what is replaced is dotted, so a grey print reads the same. The ground is opaque white, legible on a dark page.
-PNG output is deterministic (fixed fonts, no date).
+A picture states one thing and says it in words too: every one carries ``alt`` and ``caption``. Okabe-Ito colours, and never colour
+alone: what is lost is hatched and named, what is replaced is dotted, so a grey print reads the same. The ground is opaque white, legible
+on a dark page. PNG output is deterministic (fixed fonts, no date).
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ def plot(result: object) -> Figure:
         UsageError: this kind of result has no picture, or this one lacks what it would show.
     """
     name = type(result).__name__
-    if name == "Report":
-        served = getattr(result, "case").served  # noqa: B009 - told by name, not by import
-        if served is None:
-            raise UsageError("the picture of a report shows the served draft: check again with an engine")
-        return plot(served)
-    if name == "ServedDraft":
-        return _served(result)  # type: ignore[arg-type]
+    if name in ("Report", "ServedDraft"):
+        return _served(_served_of(result))
     if name == "WeightDiff":
         from eagle3diag.report.figures_weights import weight_map
 
         return weight_map(result)
     raise UsageError(f"a {name} has no picture; ServedDraft, Report and WeightDiff have one")
+
+
+def _served_of(result: Any) -> ServedDraft:
+    """The served draft of a report, or the result itself."""
+    served: ServedDraft | None = result.case.served if type(result).__name__ == "Report" else result
+    if served is None:
+        raise UsageError("the picture of a report shows the served draft: check again with an engine")
+    return served
 
 
 def png(figure: Figure) -> bytes:
@@ -74,7 +77,7 @@ def caption(result: object) -> str:
         from eagle3diag.report.figures_weights import caption as of_weights
 
         return of_weights(result)
-    served = result.case.served if type(result).__name__ == "Report" else result  # type: ignore[attr-defined]
+    served = _served_of(result)
     parts = components(served)
     bad = [f"{p.name} ({p.note})" for p in parts if p.state in ("lost", "skipped")]
     told = "Every part runs as trained." if not bad else f"Not what was trained: {', '.join(bad)}."
@@ -89,7 +92,7 @@ def alt(result: object) -> str:
         from eagle3diag.report.figures_weights import alt as of_weights
 
         return of_weights(result)
-    served = result.case.served if type(result).__name__ == "Report" else result  # type: ignore[attr-defined]
+    served = _served_of(result)
     taps = served.aux.prefill_hf
     where = f"target states HF {', '.join(map(str, taps))}" if taps else "target states unknown"
     return f"Diagram: {where}; " + "; ".join(f"{p.name}: {p.note or MEANING[p.state]}" for p in components(served))
@@ -128,7 +131,7 @@ def components(served: ServedDraft) -> list[Part]:
         fc = _filled(served, "fc.") or fc
     parts = [Part("embed_tokens", *embedding), Part("fc", *fc)]
     indices = {n.split(".")[1] for n in [*served.never_filled, *(f.as_ for f in served.tensors.values())] if n.startswith("layers.")}
-    for k in sorted((int(i) for i in indices if i.isdigit())) or [0]:
+    for k in sorted(int(i) for i in indices if i.isdigit()) or [0]:
         for stem, label in (("", "norms"), ("self_attn.", "attention"), ("mlp.", "mlp")):
             parts.append(Part(f"layer {k} {label}", *(_filled(served, f"layers.{k}.{stem}", norms=not stem) or ("ok", ""))))
     parts.append(Part("norm", *(_filled(served, "norm.") or ("ok", ""))))
@@ -151,7 +154,9 @@ def _box(ax: Axes, at: tuple[float, float], part: Part, wide: float = 1.9, tall:
     fill, hatch, line = STYLES[part.state]
     x, y = at
     ax.add_patch(
-        FancyBboxPatch((x, y), wide, tall, boxstyle="round,pad=0.03", facecolor=fill, edgecolor="black", hatch=hatch, linestyle=line, linewidth=1.1)
+        FancyBboxPatch(
+            (x, y), wide, tall, boxstyle="round,pad=0.03", facecolor=fill, edgecolor="black", hatch=hatch, linestyle=line, linewidth=1.1
+        )
     )
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.92} if hatch else None
     text = escaped(part.name, 24) + (f"\n{escaped(part.note, 30)}" if part.note else "")
@@ -186,7 +191,7 @@ def _target(ax: Axes, served: ServedDraft, top: float) -> dict[int, float]:
         note = "" if both else " prefill" if k in prefill else " verify"
         ax.text(0.85, y + 0.05, f"HF {k}{note}", ha="center", va="bottom", fontsize=8)
     if not taps:
-        unknown = "cannot hand\nout states" if served.aux.hook is False else "layers unknown\n(no target)" if served.aux.hook is None else "no layers"
+        unknown = {False: "cannot hand\nout states", None: "layers unknown\n(no target)", True: "no layers"}[served.aux.hook]
         ax.text(0.85, top / 2, unknown, ha="center", va="center", fontsize=8.5, fontweight="bold" if served.aux.hook is False else "normal")
     return heights
 
@@ -201,6 +206,7 @@ def _served(served: ServedDraft) -> Figure:
     rows = max(3, len(layers))
     top = max(4.0, 0.9 * rows + 0.9)
     with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+        figure: Figure
         figure, ax = picture(11.4, top + 1.6)
         ax.set_xlim(0, 11.4)
         ax.set_ylim(-0.75, top + 0.95)
@@ -215,7 +221,8 @@ def _served(served: ServedDraft) -> Figure:
         for k, part in enumerate(layers):
             _box(ax, (5.0, base + 0.9 * k + 0.14), part)
         ax.add_patch(Rectangle((4.85, base), 2.2, 0.9 * len(layers), facecolor="none", edgecolor="black", linewidth=0.8))
-        ax.text(5.95, base + 0.9 * len(layers) + 0.12, "draft layer" + ("s" if len(layers) > 3 else ""), ha="center", va="bottom", fontweight="bold")
+        label = "draft layers" if len(layers) > 3 else "draft layer"
+        ax.text(5.95, base + 0.9 * len(layers) + 0.12, label, ha="center", va="bottom", fontweight="bold")
         _arrow(ax, (4.53, middle), (4.85, middle))
         _arrow(ax, (4.53, 0.66), (4.85, max(base + 0.3, 0.66)))
         tail = parts[2 + len(layers) :]

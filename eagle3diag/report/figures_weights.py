@@ -43,7 +43,7 @@ def rows(diff: WeightDiff) -> list[Row]:
     found += [Row(c.name, "lost", None, f"shape {list(c.a)} against {list(c.b)}") for c in diff.shape]
     for v in diff.values:
         note = "equal" if v.equal else f"relative {v.relative:.2g}" if v.relative is not None else "differs"
-        if not v.equal and sum(v.nan):
+        if not v.equal and (v.nan[0] or v.nan[1]):
             note += f", NaN {v.nan[0]:,} / {v.nan[1]:,}"
         found.append(Row(v.name, "same" if v.equal else "changed", 0.0 if v.equal else v.relative, note))
     return sorted(found, key=lambda r: _order(r.name))
@@ -70,8 +70,10 @@ def weight_map(result: object) -> Figure:
     every = rows(diff)
     if not every:
         raise UsageError("nothing to draw: names and shapes agree and values were not compared, ask for values")
-    shown = every if len(every) <= ROWS else sorted(sorted(every, key=lambda r: (r.kind == "same", -_length(r)))[:ROWS], key=lambda r: _order(r.name))
+    worst = sorted(every, key=lambda r: (r.kind == "same", -_length(r)))[:ROWS]
+    shown = sorted(worst, key=lambda r: _order(r.name))
     tall = len(shown) + 2.6
+    figure: Figure
     with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
         figure, ax = picture(11.4, 0.27 * tall + 0.3)
         ax.set_xlim(0, 11.4)

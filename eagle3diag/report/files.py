@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from eagle3diag.errors import UsageError, escaped
+
 __all__ = ["write_text"]
 
 
@@ -13,10 +15,13 @@ def write_text(path: str | Path, text: str) -> Path:
     """Write ``text`` as UTF-8 to ``path``.
 
     Raises:
-        OSError: the folder is not there or not writable; nothing is left behind then.
+        UsageError: the folder is not there.
+        OSError: it is not writable, or the disk is full; nothing is left behind then.
     """
     goal = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{goal.name}.", dir=goal.parent)
+    if not goal.parent.is_dir():
+        raise UsageError(f"{escaped(goal, 200)}: its folder does not exist, nothing was written")
+    handle, name = tempfile.mkstemp(prefix=".eagle3diag.", dir=goal.parent)
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as f:

@@ -26,20 +26,34 @@ STYLE = """
   --error: #a33b00; --warning: #7a5200; --info: #005a8c; --ok: #00694b; --skipped: #5a5a5a; }
 @media (prefers-color-scheme: dark) { :root { --ground: #16181b; --ink: #e8e6e3; --faint: #a9a9a9; --line: #4a4d52;
   --error: #ff9a66; --warning: #f0c04a; --info: #7cc4f5; --ok: #58d3a7; --skipped: #a9a9a9; } }
-body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem 1.25rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; } h2 { font-size: 1.3rem; margin-top: 2.2rem; } h3 { font-size: 1.05rem; margin-bottom: .3rem; }
-a { color: var(--info); } img { max-width: 100%; height: auto; background: #ffffff; } figure { margin: 1rem 0; } figcaption { color: var(--faint); }
+body { background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; }
+h2 { font-size: 1.3rem; margin-top: 2.2rem; }
+h3 { font-size: 1.05rem; margin-bottom: .3rem; }
+a { color: var(--info); }
+img { max-width: 100%; height: auto; background: #ffffff; }
+figure { margin: 1rem 0; }
+figcaption { color: var(--faint); }
 .e3d table { border-collapse: collapse; margin: .8rem 0; font-size: .92rem; text-align: left; }
 .e3d caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-.e3d th, .e3d td { border: 1px solid var(--line, currentColor); padding: .25rem .55rem; vertical-align: top; text-align: left; overflow-wrap: anywhere; }
+.e3d th, .e3d td { border: 1px solid var(--line, currentColor); padding: .25rem .55rem;
+  vertical-align: top; text-align: left; overflow-wrap: anywhere; }
 .e3d code { font-family: ui-monospace, monospace; font-size: .92em; overflow-wrap: anywhere; }
 .e3d .finding { border-left: .3rem solid var(--line, currentColor); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
-.e3d .error { border-color: var(--error, currentColor); } .e3d .warning { border-color: var(--warning, currentColor); }
-.e3d .info { border-color: var(--info, currentColor); } .e3d .ok { border-color: var(--ok, currentColor); }
-.e3d .s-error { color: var(--error, inherit); } .e3d .s-warning { color: var(--warning, inherit); } .e3d .s-info { color: var(--info, inherit); }
-.e3d .s-ok { color: var(--ok, inherit); } .e3d .s-skipped { color: var(--skipped, inherit); }
-.e3d dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .9rem; margin: .3rem 0; } .e3d dt { color: var(--faint, inherit); }
-.e3d dd { margin: 0; overflow-wrap: anywhere; } .e3d .summary { font-size: 1.1rem; font-weight: 600; }
+.e3d .error { border-color: var(--error, currentColor); }
+.e3d .warning { border-color: var(--warning, currentColor); }
+.e3d .info { border-color: var(--info, currentColor); }
+.e3d .ok { border-color: var(--ok, currentColor); }
+.e3d .s-error { color: var(--error, inherit); }
+.e3d .s-warning { color: var(--warning, inherit); }
+.e3d .s-info { color: var(--info, inherit); }
+.e3d .s-ok { color: var(--ok, inherit); }
+.e3d .s-skipped { color: var(--skipped, inherit); }
+.e3d dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .9rem; margin: .3rem 0; }
+.e3d dt { color: var(--faint, inherit); }
+.e3d dd { margin: 0; overflow-wrap: anywhere; }
+.e3d .summary { font-size: 1.1rem; font-weight: 600; }
 .wide { overflow-x: auto; }
 """
 
@@ -103,7 +117,8 @@ def page(title: str, views: Sequence[View]) -> str:
 def document(title: str, body: str) -> str:
     """``body`` (trusted HTML) in a document with the style, and nothing loaded from anywhere."""
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'  # without it a browser asks the server for an icon
         f"<title>{_safe(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>"
     )

@@ -26,7 +26,7 @@ SCHEMA = 1  #: of every shape here
 
 def plain(value: Any) -> Any:
     """``value`` as JSON-able data: mappings, sequences, enums and odd numbers unfolded, anything else by its ``str``."""
-    if value is None or isinstance(value, (bool, str)) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return plain(value.value)
@@ -125,14 +125,17 @@ def checked(report: Report) -> dict[str, Any]:
     }
 
 
+def _listed(ids: tuple[int, ...] | None) -> list[int] | None:
+    return None if ids is None else list(ids)
+
+
 def capture(aux: AuxCapture) -> dict[str, Any]:
     """Which target states reach the draft."""
-    listed = lambda ids: None if ids is None else list(ids)  # noqa: E731 - three uses in one literal
     return {
-        "ids": listed(aux.ids),
+        "ids": _listed(aux.ids),
         "source": aux.source,
-        "prefill_hf": listed(aux.prefill_hf),
-        "verify_hf": listed(aux.verify_hf),
+        "prefill_hf": _listed(aux.prefill_hf),
+        "verify_hf": _listed(aux.verify_hf),
         "unread": {where: list(ids) for where, ids in aux.unread.items()},
         "problem": aux.problem,
         "loud": aux.loud,

@@ -1,9 +1,9 @@
 """Run a notebook without a hand on it, and render it to one HTML file that opens anywhere.
 
-papermill runs it, nbconvert renders it, and this module is strict where they are loose: unknown or ill-typed parameters are refused by name
-before a kernel starts, braces in paths stay what they are, the kernel is this very interpreter whether or not a kernelspec is installed, code
-is really absent from the HTML, nothing is loaded from a network, and two runs on the same input give the same bytes. A finding never
-fails a run. An unusable input does, and then the partial report is kept and says so.
+papermill runs it, nbconvert renders it, and this module is strict where they are loose: unknown or ill-typed parameters are refused by
+name before a kernel starts, braces in paths stay what they are, the kernel is this very interpreter whether or not a kernelspec is
+installed, code is really absent from the HTML, nothing is loaded from a network, and two runs on the same input give the same bytes. A
+finding never fails a run. An unusable input does, and then the partial report is kept and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +127,13 @@ def parameters(name: str) -> tuple[Parameter, ...]:
 
 def listing(names: tuple[str, ...]) -> dict[str, Any]:
     """The notebooks with their parameters, for JSON."""
-    rows = [
-        {
-            "name": n,
-            "parameters": [{"name": p.name, "type": p.type, "optional": p.optional, "default": p.default, "help": p.help} for p in parameters(n)],
-        }
-        for n in names
-    ]
-    return {"schema": 1, "notebooks": rows}
+    return {"schema": 1, "notebooks": [{"name": n, "parameters": [asdict(p) for p in parameters(n)]} for n in names]}
 
 
 def listing_view(names: tuple[str, ...]) -> View:
     """The notebooks with their parameters, as tables."""
-    tables = tuple(
-        table(n, ("parameter", "type", "default", "what it is"), ((p.name, p.type, p.default, p.help) for p in parameters(n))) for n in names
-    )
+    head = ("parameter", "type", "default", "what it is")
+    tables = tuple(table(n, head, ((p.name, p.type, p.default, p.help) for p in parameters(n))) for n in names)
     return View(title="Notebooks", summary="eagle3diag notebook NAME -p KEY VALUE … -o FILE.html", tables=tables)
 
 
@@ -159,7 +151,7 @@ def checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitted(parameter: Parameter, value: Any) -> Any:
-    kind = TYPES[parameter.type]
+    kind: Any = TYPES[parameter.type]
     if value is None or (parameter.optional and value == "None"):
         if parameter.optional:
             return None
@@ -208,7 +200,8 @@ def run(name: str, params: Mapping[str, Any], out: str | Path) -> Rendered:
     values = checked(name, params)
     goal = Path(out)
     if goal.is_dir() or not goal.parent.is_dir():
-        raise UsageError(f"no place for the report: {escaped(goal, 200)} is {'a folder' if goal.is_dir() else 'in a folder that does not exist'}")
+        what = "a folder" if goal.is_dir() else "in a folder that does not exist"
+        raise UsageError(f"no place for the report: {escaped(goal, 200)} is {what}")
     notebook, failure = execute(folder() / f"{stem(name)}.ipynb", values)
     beside = goal.with_name(f"{goal.name.removesuffix('.html')}.executed.ipynb")
     import nbformat
@@ -218,4 +211,4 @@ def run(name: str, params: Mapping[str, Any], out: str | Path) -> Rendered:
     write_text(goal, text)
     if failure:
         raise UsageError(f"{failure}; the partial report is kept in {escaped(goal, 200)}")
-    return Rendered(name=stem(name), html=str(goal), notebook=str(beside), bytes=len(text.encode("utf-8", "backslashreplace")), parameters=values)
+    return Rendered(name=stem(name), html=str(goal), notebook=str(beside), bytes=goal.stat().st_size, parameters=values)

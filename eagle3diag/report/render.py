@@ -65,7 +65,11 @@ def rendered(notebook: Any, name: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exporter = HTMLExporter(
-            config=config, extra_loaders=[DictLoader({"eagle3diag.html.j2": _TEMPLATE})], template_file="eagle3diag.html.j2", exclude_input=True
+            config=config,
+            extra_loaders=[DictLoader({"eagle3diag.html.j2": _TEMPLATE})],
+            template_file="eagle3diag.html.j2",
+            exclude_input=True,
+            exclude_anchor_links=True,
         )
         body, _ = exporter.from_notebook_node(notebook)
     return document(_title(notebook) or name, body.strip()) + "\n"

@@ -1,7 +1,7 @@
 """All that the given inputs allow, opened once: what the notebooks and ``report`` stand on.
 
-A ``Study`` is one draft seen by several engines: a report per engine and, with a second draft, the diff. With nothing given it is the packaged
-sample, so that every notebook runs as it lies.
+A ``Study`` is one draft seen by several engines: a report per engine and, with a second draft, the diff. With nothing given it is the
+packaged sample, so that every notebook runs as it lies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Study(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Verdict per engine, for JSON."""
-        return {"schema": 1, "draft": self.checkpoint.path, "reports": [{"engine": engine_of(r), "verdict": r.verdict} for r in self.reports]}
+        verdicts = [{"engine": engine_of(r), "verdict": r.verdict} for r in self.reports]
+        return {"schema": 1, "draft": self.checkpoint.path, "reports": verdicts}
 
 
 def engine_of(report: Report) -> str:

@@ -19,7 +19,7 @@ __all__ = ["KINDS", "frame", "html", "plain", "view"]
 KINDS = {
     "Checkpoint": ("views_checkpoint", "checkpoint"),
     "DraftSpec": ("views_checkpoint", "spec"),
-    "TargetSpec": ("views_checkpoint", "spec"),
+    "TargetSpec": ("views_checkpoint", "target"),
     "Contract": ("views_engines", "contract"),
     "ServedDraft": ("views_engines", "served"),
     "WeightDiff": ("views_weights", "diff"),

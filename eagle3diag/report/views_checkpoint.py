@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, Table, View, count, size, table
+from eagle3diag.report.layout import Block, Table, View, count, size, table, value_text
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import AuxIds, Checkpoint, DraftSpec, TargetSpec
 
-__all__ = ["checkpoint_records", "checkpoint_view", "spec_records", "spec_view"]
+__all__ = ["checkpoint_records", "checkpoint_view", "spec_records", "spec_view", "target_records", "target_view"]
 
 
 def checkpoint_records(checkpoint: Checkpoint) -> list[dict[str, Any]]:
@@ -31,7 +31,12 @@ def checkpoint_view(checkpoint: Checkpoint) -> View:
     configs = ", ".join(f"{c.file} ({c.schema} schema)" for c in checkpoint.configs) or "no config"
     made_of = f"{count(len(tensors), 'tensor')} ({_dtypes(checkpoint)})" if tensors else "no tensors"
     blocks = [
-        Block(status="warning", code=i.kind, title=f"{i.file}: {i.message}", evidence=tuple((str(k), str(v)) for k, v in i.evidence.items()))
+        Block(
+            status="warning",
+            code=i.kind,
+            title=f"{i.file}: {i.message}",
+            evidence=tuple((str(k), value_text(v)) for k, v in i.evidence.items()),
+        )
         for i in checkpoint.issues
     ]
     return View(
@@ -46,6 +51,9 @@ def checkpoint_view(checkpoint: Checkpoint) -> View:
 def spec_records(spec: DraftSpec | TargetSpec) -> list[dict[str, Any]]:
     """One row a fact: fact, value, known (a file said so), kind, where."""
     return [{"fact": n, "value": v.value, "known": v.known, "kind": v.kind, "where": v.where} for n, v in spec.values().items()]
+
+
+target_records = spec_records
 
 
 def _facts(spec: DraftSpec | TargetSpec) -> Table:
@@ -68,15 +76,19 @@ def _aux(aux: AuxIds) -> Table:
     likely = "settled" if aux.settled else "likelier"
     for k, r in enumerate(aux.readings):
         rows.append((f"HF {list(r.hf)}", f"{r.convention} ({likely if k == 0 else 'also possible'})", r.why))
-    return table("Target layers recorded for the draft (HF k = output_hidden_states[k], the input of layer k)", ("layers", "reading", "why"), rows)
+    about = "Target layers recorded for the draft (HF k = output_hidden_states[k], the input of layer k)"
+    return table(about, ("layers", "reading", "why"), rows)
 
 
-def spec_view(spec: DraftSpec | TargetSpec) -> View:
-    """Dialect (for a draft), layers in every reading, facts with provenance."""
-    if not hasattr(spec, "dialect"):
-        layers, hidden, vocab = (v.value for v in (spec.num_layers, spec.hidden_size, spec.vocab_size))
-        what = f"{spec.architecture.value or 'architecture not stated'}, layers {layers}, hidden size {hidden}, vocabulary {vocab}"
-        return View(title=f"Target {spec.path}", summary=what, tables=(_facts(spec),))
+def target_view(target: TargetSpec) -> View:
+    """Architecture and sizes, then facts with provenance."""
+    layers, hidden, vocab = (value_text(v.value) for v in (target.num_layers, target.hidden_size, target.vocab_size))
+    what = f"{target.architecture.value or 'architecture not stated'}, layers {layers}, hidden size {hidden}, vocabulary {vocab}"
+    return View(title=f"Target {target.path}", summary=what, tables=(_facts(target),))
+
+
+def spec_view(spec: DraftSpec) -> View:
+    """Dialect, layers in every reading, facts with provenance."""
     d = spec.dialect
     seen = "; ".join(d.evidence)
     return View(

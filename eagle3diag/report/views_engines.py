@@ -44,7 +44,7 @@ def _layers(served: ServedDraft) -> list[tuple[str, Any, str]]:
         rows.append(("ids this engine takes", list(aux.ids), aux.source))
     unknown = "unknown without a target" if aux.hook is None else "none"
     prefill = list(aux.prefill_hf) if aux.prefill_hf is not None else unknown
-    rows.append(("HF layers in prefill", prefill, aux.source if aux.ids is None else f"configured id + {aux.shift}" if aux.shift else aux.source))
+    rows.append(("HF layers in prefill", prefill, f"configured id + {aux.shift}" if aux.ids is not None and aux.shift else aux.source))
     if aux.verify_hf != aux.prefill_hf and aux.verify_hf is not None:
         rows.append(("HF layers in graph-replayed verify", list(aux.verify_hf), "differs from prefill"))
     rows += [("recorded but not read here", list(ids), where) for where, ids in aux.unread.items()]
@@ -60,7 +60,8 @@ def _blocks(served: ServedDraft) -> list[Block]:
     blocks = []
     if served.refused is not None:
         r = served.refused
-        blocks.append(Block(status="error", code=f"refused ({r.stage})", title=r.why or "stops before the first request", evidence=(("message", r.message),)))
+        why = r.why or "stops before the first request"
+        blocks.append(Block(status="error", code=f"refused ({r.stage})", title=why, evidence=(("message", r.message),)))
     blocks += [Block(status="error", code="fails later", title=text) for text in served.fails_later]
     if served.aux.problem:
         blocks.append(Block(status="error", code="layers", title=served.aux.problem))
@@ -68,9 +69,10 @@ def _blocks(served: ServedDraft) -> list[Block]:
         width = served.fc.bypassed_at_width
         wide = f" (its input is {served.fc.width_in:,} wide)" if served.fc.width_in else ""
         if served.fc.runs:
-            blocks.append(Block(status="info", code="fc", title=f"runs here{wide}; a hidden state of width {width:,} would skip it in silence"))
+            told = f"runs here{wide}; a hidden state of width {width:,} would skip it in silence"
         else:
-            blocks.append(Block(status="error", code="fc", title=f"is skipped in silence: the hidden state is {width:,} wide{wide}"))
+            told = f"is skipped in silence: the hidden state is {width:,} wide{wide}"
+        blocks.append(Block(status="info" if served.fc.runs else "error", code="fc", title=told))
     blocks += [Block(status="warning", code="ignored", title=f"{flag}: {why}") for flag, why in served.ignored.items()]
     blocks += [Block(status="info", code="default", title=f"{flag}: {why}") for flag, why in served.defaulted.items()]
     blocks += [Block(status="info", code="quirk", title=f"{name}: {text}") for name, text in served.quirks.items()]

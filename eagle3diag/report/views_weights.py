@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from eagle3diag.weights.diff import WeightDiff
     from eagle3diag.weights.stats import TensorStats
 
-__all__ = ["change_records", "change_view", "conversion_records", "conversion_view", "diff_records", "diff_view", "stats_records", "stats_view"]
+__all__ = [
+    "change_records",
+    "change_view",
+    "conversion_records",
+    "conversion_view",
+    "diff_records",
+    "diff_view",
+    "stats_records",
+    "stats_view",
+]
 
 
 def diff_records(diff: WeightDiff) -> list[dict[str, Any]]:
@@ -42,7 +51,9 @@ def _values(diff: WeightDiff) -> Table:
     ]
     head = ("tensor", "relative L2", "max abs", "cosine", "elements that differ", "NaN a / b", "note")
     one = table(f"Values that differ ({same:,} of {count(len(diff.values), 'compared tensor')} equal)", head, rows)
-    return one if any(v.note for v in diff.changed) else Table(caption=one.caption, head=head[:-1], rows=tuple(r[:-1] for r in one.rows), more=one.more)
+    if any(v.note for v in diff.changed):
+        return one
+    return Table(caption=one.caption, head=head[:-1], rows=tuple(r[:-1] for r in one.rows), more=one.more)
 
 
 def diff_view(diff: WeightDiff) -> View:
@@ -58,13 +69,14 @@ def diff_view(diff: WeightDiff) -> View:
     told = ", ".join(f"{n:,} {what}" for n, what in parts if n)
     facts = f"{count(len(diff.config), 'config fact')} differ" if diff.config else "config facts agree"
     looked = "" if diff.with_values else "; values not compared"
-    lost = diff.removed or diff.added or diff.shape
+    lost = bool(diff.removed or diff.added or diff.shape)
+    other = bool(diff.changed or diff.dtype or diff.config)
     gone = [(n, "removed", "only in a") for n in diff.removed] + [(n, "added", "only in b") for n in diff.added]
     gone += [(" or ".join(x), "unsettled", f"fits equally well: {', '.join(y)}") for x, y in diff.unsettled]
     return View(
         title=f"a = {diff.a}, b = {diff.b}",
         summary=f"{count(diff.matched, 'tensor')} matched: {told or 'nothing differs'}; {facts}{looked}",
-        status="warning" if lost or diff.changed or diff.dtype or diff.config else "none" if not diff.with_values else "ok",
+        status="warning" if lost else "info" if other else "ok" if diff.with_values else "none",
         tables=(
             table("Tensors on one side only", ("tensor", "which", "where"), gone, status=("warning" for _ in gone)),
             table("Shapes that differ", ("tensor", "a", "b"), ((c.name, list(c.a), list(c.b)) for c in diff.shape)),
@@ -100,11 +112,13 @@ def stats_records(stats: TensorStats) -> list[dict[str, Any]]:
 def stats_view(stats: TensorStats) -> View:
     """What the values of one tensor look like."""
     odd = ", ".join(f"{n:,} {what}" for n, what in ((stats.nan, "NaN"), (stats.inf, "infinite")) if n)
+    shape = value_text(list(stats.shape))
+    rows = [(k, v) for k, v in stats_records(stats)[0].items() if k not in ("name", "dtype", "shape")]
     return View(
         title=stats.name,
-        summary=f"{stats.dtype} {value_text(list(stats.shape))}: mean {_number(stats.mean)}, std {_number(stats.std)}, {odd or 'all finite'}",
+        summary=f"{stats.dtype} {shape}: mean {_number(stats.mean)}, std {_number(stats.std)}, {odd or 'all finite'}",
         status="error" if odd else "none",
-        tables=(table("Statistics", ("what", "value"), ((k, v) for k, v in stats_records(stats)[0].items() if k not in ("name", "dtype", "shape"))),),
+        tables=(table("Statistics", ("what", "value"), rows),),
     )
 
 
@@ -118,7 +132,7 @@ def conversion_view(conversion: Conversion) -> View:
     lost = conversion.lost
     return View(
         title="Conversion",
-        summary=f"wrote {conversion.written} for {conversion.to}" + (f"; lost, as allowed: {', '.join(lost)}" if lost else "; nothing lost"),
+        summary=f"wrote {conversion.written} for {conversion.to}; {f'lost, as allowed: {value_text(lost)}' if lost else 'nothing lost'}",
         status="warning" if lost else "ok",
         tables=(
             table("Tensors renamed", ("from", "to"), conversion.renamed.items()),
