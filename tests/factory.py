@@ -2,8 +2,8 @@
 
 Hidden 64, 4 heads, 2 kv heads of 16, MLP 128, vocabulary 256, draft vocabulary 64, target of 12 layers trained on at HF indices 2, 6, 9
 (the default formula). Values are no fresh initialisation: matrices are low rank plus heavy-tailed noise with per-row and per-column scales,
-norms vary, ``lm_head`` and ``embed_tokens`` are the target's own rows. Every keyword changes one thing; ``tests/dialects.py`` (through
-`dialect_draft`) writes a healthy draft the way each training framework does.
+norms vary, ``lm_head`` and ``embed_tokens`` are the target's own rows. Every keyword changes one thing; `dialect_draft` (the writers of
+``tests/dialects.py``) writes a healthy draft the way each training framework does.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def tiny_tensors(
     return {prefix + k: v for k, v in out.items() if k not in set(drop)}
 
 
-def _mla(put: Any, at: str, width: int, hidden: int, heads: int, q_lora: int = 32, kv_lora: int = 16, nope: int = 16, rope: int = 8, v: int = 16) -> None:
-    a = f"{at}.self_attn"
+def _mla(put: Any, at: str, width: int, hidden: int, heads: int) -> None:
+    a, q_lora, kv_lora, nope, rope, v = f"{at}.self_attn", 32, 16, 16, 8, 16
     put(f"{a}.q_a_proj.weight", q_lora, width)
     put(f"{a}.q_a_layernorm.weight", q_lora)
     put(f"{a}.q_b_proj.weight", heads * (nope + rope), q_lora)
@@ -170,6 +170,24 @@ def _mla(put: Any, at: str, width: int, hidden: int, heads: int, q_lora: int = 3
     put(f"{a}.kv_a_layernorm.weight", kv_lora)
     put(f"{a}.kv_b_proj.weight", heads * (nope + v), kv_lora)
     put(f"{a}.o_proj.weight", hidden, heads * v)
+
+
+def _layer_facts() -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": THETA,
+        "max_position_embeddings": 4096,
+        "vocab_size": VOCAB,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
 
 def tiny_config(*, aux: str | None = "top", ids: Iterable[int] | None = None, drop: Iterable[str] = (), **change: Any) -> dict[str, Any]:
@@ -182,25 +200,34 @@ def tiny_config(*, aux: str | None = "top", ids: Iterable[int] | None = None, dr
         change: keys to set.
     """
     c: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INTER, "num_hidden_layers": 1,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "hidden_act": "silu", "rms_norm_eps": 1e-5,
-        "rope_theta": THETA, "max_position_embeddings": 4096, "vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, "attention_bias": False,
-        "mlp_bias": False, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "dtype": "bfloat16",
-        "torch_dtype": "bfloat16", "use_cache": True, "initializer_range": 0.02,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **_layer_facts(),
+        "num_hidden_layers": 1,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "initializer_range": 0.02,
+    }
     if aux == "top":
-        c["eagle_aux_hidden_state_layer_ids"] = list(ids if ids is not None else AUX_HF)
+        c["eagle_aux_hidden_state_layer_ids"] = list(AUX_HF if ids is None else ids)
     elif aux == "nested":
-        c["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(ids if ids is not None else AUX_LAYER_OUTPUT), "use_aux_hidden_state": True}
+        nested = list(AUX_LAYER_OUTPUT if ids is None else ids)
+        c["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": nested, "use_aux_hidden_state": True}
     c.update(change)
     return {k: v for k, v in c.items() if k not in set(drop)}
 
 
-def speculators_config(flat: Mapping[str, Any] | None = None, *, ids: Iterable[int] | None = AUX_HF, model_type: str = "llama", **top: Any) -> dict[str, Any]:
+def speculators_config(
+    flat: Mapping[str, Any] | None = None, *, ids: Iterable[int] | None = AUX_HF, model_type: str = "llama", **top: Any
+) -> dict[str, Any]:
     """A nested speculators config (0.6 habits) of the same draft; ``ids=None`` writes null as 0.3 and 0.4 did."""
     c = dict(flat or tiny_config(aux=None))
-    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
-            "max_position_embeddings", "vocab_size", "num_hidden_layers", "attention_bias", "mlp_bias", "rope_theta", "rope_scaling", "rope_parameters")  # fmt: skip
+    keys = (*_layer_facts(), "num_hidden_layers", "rope_scaling", "rope_parameters")
     layer = {k: c[k] for k in keys if k in c} | {"model_type": model_type}
     method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     out: dict[str, Any] = {
@@ -219,11 +246,15 @@ def speculators_config(flat: Mapping[str, Any] | None = None, *, ids: Iterable[i
 def target_config(**change: Any) -> dict[str, Any]:
     """The config of the tiny target: a 12-layer Llama."""
     c: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": 2 * INTER,
-        "num_hidden_layers": TARGET_LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "hidden_act": "silu",
-        "rms_norm_eps": 1e-5, "rope_theta": THETA, "max_position_embeddings": 4096, "vocab_size": VOCAB, "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        **_layer_facts(),
+        "intermediate_size": 2 * INTER,
+        "num_hidden_layers": TARGET_LAYERS,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "bfloat16",
+    }
     c.update(change)
     return c
 

@@ -18,7 +18,17 @@ from eagle3diag.checkpoint.fields import as_bool, as_float, as_int, as_mapping, 
 from eagle3diag.checkpoint.model import ConfigFile, Issue
 from eagle3diag.errors import escaped
 
-__all__ = ["compare_configs", "default_reader", "layer_part", "order_configs", "parse_json", "read_configs", "read_json", "schema_of", "shared_facts"]
+__all__ = [
+    "compare_configs",
+    "default_reader",
+    "layer_part",
+    "order_configs",
+    "parse_json",
+    "read_configs",
+    "read_json",
+    "schema_of",
+    "shared_facts",
+]
 
 Schema = Literal["flat", "speculators", "target", "unknown"]
 
@@ -30,6 +40,17 @@ _NO_CONFIG = (  # JSON beside a model that is never a model config
     "quantize_config", "all_results", "train_results", "eval_results", "merges", "modules",
 )  # fmt: skip
 _DRAFT_KEYS = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "aux_hidden_states_layer_ids", "dflash_config")
+_LAYER_COUNTS = (
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "sliding_window",
+)
 _TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config", "text_model", "language_model_config")
 
 
@@ -46,7 +67,7 @@ def parse_json(raw: bytes, file: str, *, infinity: bool = False) -> tuple[dict[s
     """
 
     def bad(why: str, **evidence: Any) -> tuple[None, Issue]:
-        return None, Issue("config-unreadable", file, f"{escaped(file)}: {why}", evidence)
+        return None, _unreadable(file, why, **evidence)
 
     def constant(text: str) -> float:
         if infinity and text != "NaN":
@@ -66,8 +87,8 @@ def parse_json(raw: bytes, file: str, *, infinity: bool = False) -> tuple[dict[s
     except UnicodeDecodeError as error:
         return bad(f"not UTF-8 (byte {error.start})", position=error.start)
     except json.JSONDecodeError as error:
-        cut = error.pos >= len(error.doc.rstrip())
-        return bad(f"no valid JSON: line {error.lineno} column {error.colno}, {'file ends early' if cut else escaped(error.msg)}", line=error.lineno)
+        why = "the file ends early" if error.pos >= len(error.doc.rstrip()) else escaped(error.msg)
+        return bad(f"no valid JSON: line {error.lineno} column {error.colno}, {why}", line=error.lineno)
     except RecursionError:
         return bad("nested too deep to read", depth_limit=DEPTH_LIMIT)
     except ValueError as error:  # an integer of thousands of digits, NaN
@@ -80,11 +101,15 @@ def parse_json(raw: bytes, file: str, *, infinity: bool = False) -> tuple[dict[s
     return data, None
 
 
+def _unreadable(file: str, why: str, **evidence: Any) -> Issue:
+    return Issue("config-unreadable", file, f"{escaped(file)}: {why}", evidence)
+
+
 def read_json(path: Path, *, infinity: bool = False) -> tuple[dict[str, Any] | None, Issue | None]:
     """One JSON object from a regular file; see `parse_json`. Never raises for what the file holds."""
 
     def bad(why: str, **evidence: Any) -> tuple[None, Issue]:
-        return None, Issue("config-unreadable", path.name, f"{escaped(path.name)}: {why}", evidence)
+        return None, _unreadable(path.name, why, **evidence)
 
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -113,8 +138,9 @@ def read_configs(folder: Path) -> tuple[tuple[ConfigFile, ...], tuple[Issue, ...
     """
     try:
         names = sorted(e.name for e in os.scandir(folder) if e.name.endswith(".json"))
-    except OSError as error:
-        return (), (Issue("config-unreadable", "config.json", f"config.json: folder cannot be listed ({escaped(error.strerror or error)})", {"absent": True}),)
+    except (OSError, ValueError) as error:
+        why = escaped(getattr(error, "strerror", None) or error)
+        return (), (_unreadable("config.json", f"folder cannot be listed ({why})", absent=True),)
     configs: list[ConfigFile] = []
     issues: list[Issue] = []
     for name in order_configs(names):
@@ -130,7 +156,7 @@ def read_configs(folder: Path) -> tuple[tuple[ConfigFile, ...], tuple[Issue, ...
         elif data is not None and (main or schema_of(data) != "unknown"):
             configs.append(ConfigFile(name, schema_of(data), data))
     if "config.json" not in names:
-        issues.insert(0, Issue("config-unreadable", "config.json", "config.json: absent; every engine needs it beside the weights", {"absent": True}))
+        issues.insert(0, _unreadable("config.json", "absent; every engine needs it beside the weights", absent=True))
     return tuple(configs), tuple(issues)
 
 
@@ -183,8 +209,7 @@ def shared_facts(config: ConfigFile) -> dict[str, Any]:
     top, (_, layer) = config.data, layer_part(config)
     nested = as_mapping(top.get("eagle_config")) or {}
     facts: dict[str, Any] = {}
-    for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "num_hidden_layers",
-                 "max_position_embeddings", "sliding_window"):  # fmt: skip
+    for name in _LAYER_COUNTS:
         facts[name] = as_int(layer.get(name))
     for name in ("draft_vocab_size", "target_hidden_size"):
         facts[name] = as_int(top.get(name))
@@ -207,8 +232,9 @@ def shared_facts(config: ConfigFile) -> dict[str, Any]:
 
 
 def _aux_hf(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
-    for place, key, shift in ((top, "eagle_aux_hidden_state_layer_ids", 0), (nested, "eagle_aux_hidden_state_layer_ids", 1), (top, "aux_hidden_states_layer_ids", 1)):
-        ids = as_number_ids(place.get(key))
+    key = "eagle_aux_hidden_state_layer_ids"
+    for value, shift in ((top.get(key), 0), (nested.get(key), 1), (top.get("aux_hidden_states_layer_ids"), 1)):
+        ids = as_number_ids(value)
         if ids is not None:
             return tuple(i + shift for i in ids)
     return None
@@ -230,7 +256,8 @@ def _depth_exceeds(data: object, limit: int) -> bool:
     """Breadth first, so that a deep document costs no stack."""
     level: list[object] = [data]
     for _ in range(limit):
-        level = [c for v in level if isinstance(v, dict | list) for c in (v.values() if isinstance(v, dict) else v) if isinstance(c, dict | list)]
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [c for children in inner for c in children if isinstance(c, dict | list)]
         if not level:
             return False
     return True

@@ -93,7 +93,12 @@ def draft_spec(checkpoint: Checkpoint) -> DraftSpec:
 
 
 def resolved(spec: DraftSpec, n_target_layers: int | None) -> DraftSpec:
-    """The same spec with the target's depth known: ambiguous ids settled towards the default layers, absent ids filled with them."""
+    """The same spec with the target's depth known: ambiguous ids settled towards the default layers, absent ids filled with them.
+
+    Absent ids stay absent where the default cannot be meant: another algorithm, or an ``fc`` built for another number of states.
+    """
+    if spec.aux.raw is None and (spec.algorithm not in ("eagle3", "peagle", "unknown") or spec.n_aux.value != 3):
+        return spec
     aux = resolve(spec.aux, n_target_layers)
     return spec if aux is spec.aux else replace(spec, aux=aux, wiring=replace(spec.wiring, aux_layers=aux.hf))
 
