@@ -102,8 +102,8 @@ def later(view: EngineView, s: Sizes, contract: Contract, draft: Checkpoint, tar
 def _later(view: EngineView, s: Sizes, contract: Contract, draft: Checkpoint, target: TargetSpec | None, launch: Launch | None, aux: AuxCapture, filled: Mapping[str, str], algorithm: str) -> Iterator[str]:
     if algorithm == "eagle3" and aux.loud and aux.hook is not False and aux.problem:
         yield aux.problem
-    elif algorithm == "eagle3" and aux.problem and aux.hook is not False and contract["use_aux_flag"] != "refuse":
-        pass  # silent: told by the aux rules
+    if contract["n_aux_buffers"] == "target-config" and s.n_aux != 3 and algorithm == "eagle3":
+        yield f"{s.n_aux} states: {contract.label} sizes idle and draft-extend buffers by the target's config, which means 3"
     if contract["use_aux_flag"] == "refuse" and view.eagle_config.get("use_aux_hidden_state", True) is False:
         yield f"use_aux_hidden_state is false: {contract.label} still hands over {s.n_aux} states but skips fc, so the widths disagree"
     yield from _width(view, s, contract, aux, algorithm)

@@ -39,11 +39,25 @@ def contract_for(engine: str, draft: Checkpoint, spec: DraftSpec, target: Target
     if target is not None:
         arch = target.text_architecture.value or target.architecture.value
     quantised = bool(target is not None and target.quantization.value) or bool(launch is not None and launch.quantization)
-    moe = bool(arch) and ("Moe" in str(arch) or str(arch).startswith(("Deepseek", "GptOss", "Kimi", "MiniMax", "Mixtral")))
-    runner, _ = runner_for(name, version, arch, quantised=quantised, moe=moe, launch=launch)
+    runner, _ = runner_for(name, version, arch, quantised=quantised, moe=target is not None and _not_dense(target), launch=launch)
     first = load_contract(name, version, runner=runner)
     seen = engine_view(draft, spec, first).draft_class or spec.draft_class
     return load_contract(name, version, runner=runner, draft_class=seen)
+
+
+def _not_dense(target: TargetSpec) -> bool:
+    """True for a mixture of experts or a hybrid (linear attention, state space) target, by its config's keys."""
+    marks = ("num_experts", "n_routed_experts", "num_local_experts", "linear_num_value_heads", "mamba_num_heads", "mamba_d_state", "ssm_state_size")
+    pending: list[Any] = [target.checkpoint.config] if target.checkpoint is not None else []
+    for _ in range(64):  # a config nests a few levels, not more
+        if not pending:
+            return False
+        at = pending.pop()
+        if isinstance(at, dict):
+            if any(isinstance(at.get(m), int) and at[m] > 0 for m in marks):
+                return True
+            pending += [v for v in at.values() if isinstance(v, dict)]
+    return False
 
 
 def _after_load(loaded: Loaded, params: dict[str, Parameter], view: EngineView, s: Sizes, contract: Contract, algorithm: str) -> dict[str, str]:
@@ -94,11 +108,19 @@ def target_head(view: EngineView, s: Sizes, contract: Contract) -> bool:
     return bool(rule == "target-head") and not (contract["tie"] == "embedding" and view.flag("tie_word_embeddings"))
 
 
-def _fc(view: EngineView, s: Sizes, contract: Contract, algorithm: str, aux: AuxCapture) -> FcState:
+def _overlap_loses(contract: Contract, target: TargetSpec | None, launch: Launch | None) -> bool:
+    """Two-batch overlap leaves one of a DeepSeek target's states (behaviour ``two_batch_overlap``)."""
+    if launch is None or "enable-two-batch-overlap" not in launch.options or target is None:
+        return False
+    arch = str(target.text_architecture.value or target.architecture.value or "")
+    return contract["two_batch_overlap"] == "partial" and arch.startswith(("Deepseek", "Kimi"))
+
+
+def _fc(view: EngineView, s: Sizes, contract: Contract, algorithm: str, aux: AuxCapture, overlap: bool) -> FcState:
     width = s.n_aux * s.target_hidden if s.target_hidden else None
     own = s.hidden if contract["fc_condition"] == "width-differs" else None
     arrives = width
-    if algorithm == "eagle" or not uses_aux(view, contract):
+    if algorithm == "eagle" or overlap or not uses_aux(view, contract):
         arrives = s.target_hidden
     elif aux.prefill_hf is not None and s.target_hidden and aux.hook is not False:
         arrives = len(aux.prefill_hf) * s.target_hidden
@@ -138,7 +160,7 @@ def serve(draft: Checkpoint, engine: str, *, target: TargetSpec | None = None, l
     if algorithm != "eagle3":
         aux = _no_aux(aux, why)
     refused = _first(view, s, contract, algorithm, loaded, never, aux, spec, target, launch)
-    fc = _fc(view, s, contract, algorithm, aux)
+    fc = _fc(view, s, contract, algorithm, aux, _overlap_loses(contract, target, launch))
     return ServedDraft(
         contract=contract,
         refused=refused,
