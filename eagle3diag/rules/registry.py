@@ -43,7 +43,7 @@ SECTIONS = (
 )
 
 #: modules that register rules when imported.
-MODULES = ("cfg", "cfg_shapes", "cfg_forward", "key", "key_shapes", "val", "aux_layers", "eng")
+MODULES = ("cfg", "cfg_shapes", "cfg_forward", "key", "key_shapes", "val", "aux_layers", "aux_target", "eng", "eng_engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
