@@ -11,29 +11,60 @@ ENGINES = contracts.ENGINES
 
 # releases named in the facts pages (engines.md header and matrix, vllm_transitions.md, loader_runs.md, capture_runs.md)
 NAMED = {
-    "sglang": (
-        "0.4.5 0.4.5.post3 0.4.6 0.4.7 0.4.8 0.4.9 0.4.9.post6 0.4.10 0.5.0rc2 0.5.1 0.5.2 0.5.3 0.5.4 0.5.4.post3 0.5.5 0.5.6 0.5.7 0.5.8 0.5.9 0.5.10 0.5.11 "
-        "0.5.12 0.5.13 0.5.14 0.5.15 0.5.16 0.5.17 0.5.18 0.5.19 0.5.20 0.5.22 0.5.23"
-    ).split(),
-    "vllm": (
-        "0.8.5 0.9.0 0.9.0.1 0.9.1 0.10.0 0.10.1 0.10.1.1 0.10.2 0.11.0 0.11.1 0.11.2 0.12.0 0.13.0 0.15.0 0.16.0 0.17.0 0.17.1 0.18.0 0.19.0 0.19.1 0.20.0 0.21.0 "
-        "0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.26.0 0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.32.0 0.33.0"
-    ).split(),
+    "sglang": """
+        0.4.5 0.4.5.post3 0.4.6 0.4.7 0.4.8 0.4.9 0.4.9.post6 0.4.10 0.5.0rc2 0.5.1 0.5.2 0.5.3 0.5.4 0.5.4.post3 0.5.5 0.5.6 0.5.7 0.5.8 0.5.9
+        0.5.10 0.5.11 0.5.12 0.5.13 0.5.14 0.5.15 0.5.16 0.5.17 0.5.18 0.5.19 0.5.20 0.5.22 0.5.23""".split(),
+    "vllm": """
+        0.8.5 0.9.0 0.9.0.1 0.9.1 0.10.0 0.10.1 0.10.1.1 0.10.2 0.11.0 0.11.1 0.11.2 0.12.0 0.13.0 0.15.0 0.16.0 0.17.0 0.17.1 0.18.0 0.19.0 0.19.1
+        0.20.0 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.26.0 0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.32.0 0.33.0""".split(),
 }
 
 # behaviours the matrix and sections 1 to 5 of the engine facts name
 COVERED = {
-    "dispatch": ["architectures", "architecture_rename", "other_architecture", "method_rule", "reads_speculators", "speculators_copies", "speculators_architecture"],
+    "dispatch": [
+        "architectures",
+        "architecture_rename",
+        "other_architecture",
+        "method_rule",
+        "reads_speculators",
+        "speculators_copies",
+        "speculators_architecture",
+    ],
     "key mapping": ["layer_names", "rename", "name_prefix", "layer_parameter"],
     "unknown": ["unknown", "unknown_stacked", "unknown_bias"],
     "missing": ["missing", "linear_start", "norm_start", "fc_start"],
     "mismatch": ["mismatch", "draft_layers", "n_aux", "n_aux_buffers"],
     "skipped on purpose": ["skip", "skip_without_flag"],
-    "embedding and head": ["embedding", "embedding_exempt", "lm_head_missing", "lm_head_replaced", "tie", "draft_vocab_absent", "draft_vocab_null"],
+    "embedding and head": [
+        "embedding",
+        "embedding_exempt",
+        "lm_head_missing",
+        "lm_head_replaced",
+        "tie",
+        "draft_vocab_absent",
+        "draft_vocab_null",
+    ],
     "d2t": ["d2t_names", "d2t_missing", "d2t_applied", "d2t_full_vocab", "d2t_length", "d2t_float", "d2t_out_of_range"],
-    "ids": ["aux_ids_from", "id_meaning", "id_order", "default_aux", "cuda_graph_uses_ids", "use_aux_flag", "runner_default", "runner_captures"],
+    "ids": [
+        "aux_ids_from",
+        "id_meaning",
+        "id_order",
+        "default_aux",
+        "cuda_graph_uses_ids",
+        "use_aux_flag",
+        "runner_default",
+        "runner_captures",
+    ],
     "fc": ["fc_condition", "fc_bias", "eagle_path", "two_batch_overlap", "replay_buffer"],
-    "norm flags": ["norm_before_residual", "norm_before_fc", "fc_norm", "fc_norm_keys", "norm_output", "deep_layer_norm", "speculators_residual_default"],
+    "norm flags": [
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "fc_norm_keys",
+        "norm_output",
+        "deep_layer_norm",
+        "speculators_residual_default",
+    ],
     "biases": ["qkv_bias", "qk_norm", "o_bias", "mlp_bias"],
     "rope and lengths": ["rope_keys", "rope_default_theta", "mrope", "max_position", "sliding_window", "position_gap"],
     "server": ["dtype", "dtype_keys", "quantization", "auto_chain", "target_hidden_null", "eagle_config_null"],
@@ -100,7 +131,14 @@ def test_engine_text_that_is_none(text):
 
 @pytest.mark.parametrize(
     ("version", "arch", "runner"),
-    [("0.16.0", "LlamaForCausalLM", "v1"), ("0.22.0", "Qwen3ForCausalLM", "v2"), ("0.22.0", "LlamaForCausalLM", "v1"), ("0.23.0", "LlamaForCausalLM", "v2"), ("0.29.0", "GptOssForCausalLM", "v2"), ("0.28.0", None, "v1")],
+    [
+        ("0.16.0", "LlamaForCausalLM", "v1"),
+        ("0.22.0", "Qwen3ForCausalLM", "v2"),
+        ("0.22.0", "LlamaForCausalLM", "v1"),
+        ("0.23.0", "LlamaForCausalLM", "v2"),
+        ("0.29.0", "GptOssForCausalLM", "v2"),
+        ("0.28.0", None, "v1"),
+    ],
 )
 def test_runner_by_version_and_target(version, arch, runner):
     assert contracts.runner_for("vllm", version, arch)[0] == runner

@@ -14,12 +14,23 @@ from eagle3diag.checkpoint.spec import draft_spec
 from eagle3diag.engines.serve import serve
 
 ORACLE = Path(__file__).resolve().parents[2] / "shared" / "cases" / "oracle.json"
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool, "F64": torch.float64}
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+    "F64": torch.float64,
+}
 
 
 def write(folder: Path, variant) -> Path:
     folder.mkdir(parents=True)
-    out = {t["name"]: (torch.tensor(t["values"]).reshape(t["shape"]) if "values" in t else torch.zeros(t["shape"])).to(DTYPES[t["dtype"]]) for t in variant["tensors"]}
+    out = {
+        t["name"]: (torch.tensor(t["values"]).reshape(t["shape"]) if "values" in t else torch.zeros(t["shape"])).to(DTYPES[t["dtype"]])
+        for t in variant["tensors"]
+    }
     save_file(out, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(variant["config"]))
     return folder
@@ -35,7 +46,11 @@ def story(record) -> dict:
         "dropped": sorted(set(record["dropped"]) - quiet),
         "truncated": sorted(record["truncated"]),
         # embedding and mapping are judged apart: the target's takes the embedding's place, a missing mapping starts as zeros
-        "never": {k: v for k, v in sorted(record["never_filled"].items()) if not k.endswith("embed_tokens.weight") and k != "d2t" and v != "target"},
+        "never": {
+            k: v
+            for k, v in sorted(record["never_filled"].items())
+            if not k.endswith("embed_tokens.weight") and k != "d2t" and v != "target"
+        },
         "bypassed": record["fc"][f"hidden_width={own}"] == "bypassed",
     }
 
@@ -43,11 +58,17 @@ def story(record) -> dict:
 def told(served) -> dict:
     if served.refused is not None:
         return {"refused": served.refused.stage}
-    gone = [n for n, f in served.tensors.items() if f.fate in ("dropped", "skipped") and "t2d" not in n and n != "d2t" and not n.endswith(".d2t")]
+    gone = [
+        n
+        for n, f in served.tensors.items()
+        if f.fate in ("dropped", "skipped") and "t2d" not in n and n != "d2t" and not n.endswith(".d2t")
+    ]
     return {
         "dropped": sorted(gone),
         "truncated": sorted(n for n, f in served.tensors.items() if f.fate == "truncated"),
-        "never": {k: v for k, v in sorted(served.never_filled.items()) if not k.endswith("embed_tokens.weight") and k != "d2t" and v != "target"},
+        "never": {
+            k: v for k, v in sorted(served.never_filled.items()) if not k.endswith("embed_tokens.weight") and k != "d2t" and v != "target"
+        },
         "bypassed": served.fc.bypassed_at_width is not None,
     }
 

@@ -116,7 +116,7 @@ class Checkpoint(Shown):
     form: str = "safetensors"
     extras: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  #: bytes of each weight file
-    reader: Callable[[TensorInfo], "torch.Tensor"] | None = None
+    reader: Callable[[TensorInfo], torch.Tensor] | None = None
     blocker: Callable[[TensorInfo, int], Iterator[memoryview]] | None = None
     remote: bool = False  #: read over the network: headers only, ``read`` and ``blocks`` raise
 
@@ -130,7 +130,7 @@ class Checkpoint(Shown):
         """Bytes of all tensors, from the headers."""
         return sum(t.nbytes for t in self.tensors.values())
 
-    def read(self, name: str) -> "torch.Tensor":
+    def read(self, name: str) -> torch.Tensor:
         """One whole tensor on the CPU, in its stored dtype.
 
         Raises:

@@ -1,6 +1,7 @@
 """Everything the EAGLE-3 forward pass can vary, as one value.
 
-``DraftSpec.wiring`` is what the draft was trained with, ``ServedDraft.wiring`` what an engine would run; the difference between the two is the
+``DraftSpec.wiring`` is what the draft was trained with, ``ServedDraft.wiring`` what an engine would run; the difference between the two
+is the
 diagnosis. Formulas: facts of the engines and dialects, "draft forward, in order". The plain draft runs a ``Wiring``.
 """
 
@@ -36,10 +37,13 @@ class Wiring:
         rope_scaling: scaling dict as the reader understands it, None for none.
         sliding_window: attention window in tokens, None for full attention.
         position_gap: extra positions skipped before the second draft step (SGLang <= 0.5.11: 1).
-        mapping: how draft ids become target ids: ``offset`` (i + d2t[i]), ``absolute``, ``missing`` (identity although reduced), ``none`` (full vocabulary).
+        mapping: how draft ids become target ids: ``offset`` (i + d2t[i]), ``absolute``, ``missing`` (identity although reduced),
+            ``none`` (full vocabulary).
         embedding: whose embedding rows are used: ``target``, ``draft``, ``uninitialised``.
-        head: ``draft``, ``target``, ``target-first-rows`` (target's head cut to the first draft-vocabulary rows), ``embedding`` (tied), ``uninitialised``.
-        unfilled: canonical names of parameters that keep their start value, with that value (``uninitialised``, ``ones``, ``random``, ``zeros``).
+        head: ``draft``, ``target``, ``target-first-rows`` (target's head cut to the first draft-vocabulary rows), ``embedding`` (tied),
+            ``uninitialised``.
+        unfilled: canonical names of parameters that keep their start value, with that value (``uninitialised``, ``ones``, ``random``,
+            ``zeros``).
     """
 
     aux_layers: tuple[int, ...] | None = None
@@ -66,7 +70,7 @@ class Wiring:
         """Plain data for JSON."""
         return asdict(self)
 
-    def differences(self, other: "Wiring") -> dict[str, tuple[Any, Any]]:
+    def differences(self, other: Wiring) -> dict[str, tuple[Any, Any]]:
         """Fields in which the two differ: ``{field: (self, other)}``."""
         pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         return {k: v for k, v in pairs.items() if v[0] != v[1]}

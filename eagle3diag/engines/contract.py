@@ -1,6 +1,7 @@
 """Contracts: the recorded facts of one engine version, picked from the data files.
 
-``contracts/*.toml`` hold one value per behaviour per version range, each with its source and how it is known. Loading a contract is picking, for
+``contracts/*.toml`` hold one value per behaviour per version range, each with its source and how it is known. Loading a contract is
+picking, for
 each behaviour, the one entry whose range, runner and draft class fit; code never asks for a version. A version not on record takes the
 nearest older release and says so (``Contract.on_record``); rule ENG508 reports it.
 """
@@ -63,7 +64,9 @@ def parse_engine(text: str) -> tuple[str, str | None]:
     """
     name, sep, version = text.strip().partition("==")
     if "@" in text:
-        raise UsageError(f"--engine {escaped(text)}: a source scan (ENGINE@PATH) is not available in this version; name a release, e.g. sglang==0.5.23")
+        raise UsageError(
+            f"--engine {escaped(text)}: a source scan (ENGINE@PATH) is not available in this version; name a release, e.g. sglang==0.5.23"
+        )
     name = name.strip().lower()
     if name not in ENGINES or (sep and not version.strip()):
         raise UsageError(f"--engine {escaped(text)}: expected ENGINE or ENGINE==VERSION with ENGINE one of {', '.join(ENGINES)}")
@@ -113,7 +116,9 @@ def load_contract(engine: str, version: str | None = None, *, runner: str | None
     )
 
 
-def runner_for(engine: str, version: str | None, target_arch: str | None, *, quantised: bool = False, moe: bool = False, launch: Launch | None = None) -> tuple[str | None, str]:
+def runner_for(
+    engine: str, version: str | None, target_arch: str | None, *, quantised: bool = False, moe: bool = False, launch: Launch | None = None
+) -> tuple[str | None, str]:
     """Which model runner serves this target, and why.
 
     The launch line's ``VLLM_USE_V2_MODEL_RUNNER`` decides; otherwise behaviour ``runner_default`` does. Without a target architecture, a

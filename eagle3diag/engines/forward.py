@@ -68,7 +68,9 @@ def _window(view: EngineView, contract: Contract) -> int | None:
     return None
 
 
-def _head(s: Sizes, never: Mapping[str, str], filled: Mapping[str, str], view: EngineView, contract: Contract, algorithm: str) -> Literal["draft", "target", "target-first-rows", "embedding", "uninitialised"]:
+def _head(
+    s: Sizes, never: Mapping[str, str], filled: Mapping[str, str], view: EngineView, contract: Contract, algorithm: str
+) -> Literal["draft", "target", "target-first-rows", "embedding", "uninitialised"]:
     if contract["tie"] == "embedding" and view.flag("tie_word_embeddings"):
         return "embedding"
     reduced = s.draft_vocab is not None and s.vocab is not None and s.draft_vocab < s.vocab
@@ -80,7 +82,17 @@ def _head(s: Sizes, never: Mapping[str, str], filled: Mapping[str, str], view: E
     return "draft" if start is None else "uninitialised"
 
 
-def wiring(view: EngineView, s: Sizes, contract: Contract, spec: DraftSpec, aux: AuxCapture, fc: FcState, filled: Mapping[str, str], never: Mapping[str, str], algorithm: str) -> Wiring:
+def wiring(
+    view: EngineView,
+    s: Sizes,
+    contract: Contract,
+    spec: DraftSpec,
+    aux: AuxCapture,
+    fc: FcState,
+    filled: Mapping[str, str],
+    never: Mapping[str, str],
+    algorithm: str,
+) -> Wiring:
     """The effective wiring of the served draft."""
     theta, scaling = rope(view, contract)
     final = algorithm != "eagle3" or not uses_aux(view, contract)
@@ -131,7 +143,11 @@ def _ignored(view: EngineView, contract: Contract, spec: DraftSpec, draft: Check
     if spec.use_aux_hidden_state.value is False and not contract["use_aux_flag"]:
         yield "use_aux_hidden_state", f"{label} ignores false: it hands over auxiliary states and runs fc"
     canonical = spec.canonical
-    if spec.attention_bias.value and contract["qkv_bias"] == "never" and any(f"layers.0.self_attn.{p}_proj.bias" in canonical for p in "qkv"):
+    if (
+        spec.attention_bias.value
+        and contract["qkv_bias"] == "never"
+        and any(f"layers.0.self_attn.{p}_proj.bias" in canonical for p in "qkv")
+    ):
         yield "attention_bias", f"{label} builds q/k/v without biases: the trained biases are dropped"
     if spec.mlp_bias.value and contract["mlp_bias"] == "ignored" and "layers.0.mlp.down_proj.bias" in canonical:
         yield "mlp_bias", f"{label} builds the MLP without biases: the trained biases are dropped"
@@ -147,9 +163,13 @@ def flags_defaulted(view: EngineView, contract: Contract, spec: DraftSpec) -> di
     out: dict[str, str] = {}
     if view.speculators and "norm_before_residual" in view.config and not spec.norm_before_residual.known and contract["reads_speculators"]:
         value = bool(view.config["norm_before_residual"])
-        out["norm_before_residual"] = f"absent from the speculators config: {contract.label} assumes {str(value).lower()}, the training library's own default is false"
+        out["norm_before_residual"] = (
+            f"absent from the speculators config: {contract.label} assumes {str(value).lower()}, the trainer's default is false"
+        )
     if contract["norm_output"] == "config" and view.flag("norm_output") and not spec.wiring.norm_output:
-        out["norm_output"] = f"in this dialect it means a final norm before lm_head; {contract.label} reads it as feeding back the normalised state"
+        out["norm_output"] = (
+            f"in this dialect it means a final norm before lm_head; {contract.label} reads it as feeding back the normalised state"
+        )
     return out
 
 
@@ -157,5 +177,6 @@ def quirks(contract: Contract) -> dict[str, str]:
     """Position and feedback quirks of this version that cost acceptance by themselves."""
     out = {}
     if contract["position_gap"]:
-        out["position_gap"] = f"{contract.label} skips {contract['position_gap']} position before the second draft step ({contract.facts['position_gap'].source})"
+        fact = contract.facts["position_gap"]
+        out["position_gap"] = f"{contract.label} skips {fact.value} position before the second draft step ({fact.source})"
     return out

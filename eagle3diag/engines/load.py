@@ -1,8 +1,11 @@
 """Run an engine's loader on names and shapes alone: which tensor lands where, what stays unfilled, what is refused.
 
-The loop follows the engines' own ``load_weights``: names are visited in sorted order, renamed, matched against the vocabulary mapping, the names skipped on
-purpose and the stacked projections, then looked up among the parameters. How each step goes is asked of the contract (behaviours ``rename``,
-``name_prefix``, ``d2t_names``, ``skip``, ``skip_without_flag``, ``unknown…``). After the first loud failure the engine would have stopped; the loop goes on to say what became of
+The loop follows the engines' own ``load_weights``: names are visited in sorted order, renamed, matched against the vocabulary mapping,
+the names skipped on
+purpose and the stacked projections, then looked up among the parameters. How each step goes is asked of the contract (behaviours
+``rename``,
+``name_prefix``, ``d2t_names``, ``skip``, ``skip_without_flag``, ``unknown…``). After the first loud failure the engine would have
+stopped; the loop goes on to say what became of
 the rest, and keeps the first failure. Held against recorded runs of the real loaders.
 """
 
@@ -96,14 +99,24 @@ def _mismatch(engine: str, param: Parameter, name: str, info: TensorInfo, rows: 
     got = _size(info.shape)
     want = _size((rows, *param.shape[1:]))
     if param.how == "vocab":
-        text = f"AssertionError: self.org_vocab_size={param.shape[0]} self.use_presharded_weights=False loaded_weight.shape[output_dim]={info.shape[0] if info.shape else 0}" if engine == "sglang" else "AssertionError"
+        text = (
+            f"AssertionError: self.org_vocab_size={param.shape[0]} self.use_presharded_weights=False "
+            f"loaded_weight.shape[output_dim]={info.shape[0] if info.shape else 0}"
+            if engine == "sglang"
+            else "AssertionError"
+        )
     elif engine == "vllm" and param.name == "model.fc.weight":
         text = f"AssertionError: Tried to load weights of size {got} to a parameter of size {want}"
     elif param.how == "exact":
         text = f"AssertionError: Attempted to load weight ({got}) into parameter ({want})"
     else:
         text = f"AssertionError: param_data.shape={want} loaded_weight.shape={got}"
-    return Refusal("load_weights", text, f"{name} is {list(info.shape)}, {param.name} needs {['?' if d is None else d for d in (rows, *param.shape[1:])]}", "mismatch")
+    return Refusal(
+        "load_weights",
+        text,
+        f"{name} is {list(info.shape)}, {param.name} needs {['?' if d is None else d for d in (rows, *param.shape[1:])]}",
+        "mismatch",
+    )
 
 
 class _Loader:
@@ -179,7 +192,11 @@ class _Loader:
             self.out.fail(_mismatch(self.contract.engine, param, name, info, rows))
             self.out.fates[name] = TensorFate("dropped", "", "shape refused")
             return True
-        fate = TensorFate("truncated", param.name, f"shape {list(info.shape)} cut to {[rows, *param.shape[1:]]} without a word") if fit == "cut" else TensorFate("loaded", param.name)
+        fate = (
+            TensorFate("truncated", param.name, f"shape {list(info.shape)} cut to {[rows, *param.shape[1:]]} without a word")
+            if fit == "cut"
+            else TensorFate("loaded", param.name)
+        )
         for slot in param.slots.values() if whole else (param.slots[projection],):
             self.out.fill(slot.canonical, name, fate)
         return True
@@ -194,7 +211,9 @@ class _Loader:
         if c.engine == "vllm" and not full.startswith("model."):
             how = "ValueError"  # outside LlamaModel the module tree is walked in every version
         if how in ("silent", "warn"):
-            self.out.fates[name] = TensorFate("dropped", "", "no parameter of that name; " + ("a warning in the log" if how == "warn" else "dropped without a word"))
+            self.out.fates[name] = TensorFate(
+                "dropped", "", "no parameter of that name; " + ("a warning in the log" if how == "warn" else "dropped without a word")
+            )
             return
         shown = stacked[1] if stacked and how == "KeyError" else full
         if how == "KeyError":
@@ -213,7 +232,9 @@ class _Loader:
         return full.removeprefix("model.")
 
 
-def load(tensors: Mapping[str, TensorInfo], params: Mapping[str, Parameter], contract: Contract, *, tied: bool, flags: Mapping[str, bool]) -> Loaded:
+def load(
+    tensors: Mapping[str, TensorInfo], params: Mapping[str, Parameter], contract: Contract, *, tied: bool, flags: Mapping[str, bool]
+) -> Loaded:
     """Fates of all tensors under this contract.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.display import Shown
 
-__all__ = ["AuxCapture", "Contract", "Fact", "FcState", "Fate", "Launch", "LaunchProblem", "Refusal", "ServedDraft", "Status", "TensorFate"]
+__all__ = ["AuxCapture", "Contract", "Fact", "Fate", "FcState", "Launch", "LaunchProblem", "Refusal", "ServedDraft", "Status", "TensorFate"]
 
 Status = Literal["run", "read", "inferred"]
 Fate = Literal["loaded", "dropped", "truncated", "skipped", "replaced"]
@@ -138,7 +138,8 @@ class AuxCapture:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProblem:
-    """Something wrong with a launch line: ``kind`` is ``algorithm``, ``chain``, ``length``, ``quantization``, ``unknown-flag`` or ``other``.
+    """Something wrong with a launch line: ``kind`` is ``algorithm``, ``chain``, ``length``, ``quantization``, ``unknown-flag`` or
+    ``other``.
 
     ``severity`` is ``error`` where the server would not start or not speculate, ``info`` where nothing is lost.
     """
@@ -196,7 +197,8 @@ class ServedDraft(Shown):
     Attributes:
         refused: loud stop before the first request, or None.
         tensors: by the name in the file, what became of it.
-        never_filled: canonical parameter names no tensor reached -> what they start as: ``uninitialised``, ``ones``, ``random``, ``zeros``, ``target``.
+        never_filled: canonical parameter names no tensor reached -> what they start as: ``uninitialised``, ``ones``, ``random``,
+            ``zeros``, ``target``.
         fc: whether the fusion layer runs.
         aux: which target states reach the draft.
         wiring: the effective wiring.

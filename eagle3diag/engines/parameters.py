@@ -1,7 +1,8 @@
 """The parameters an engine version builds for a draft, before any file is read.
 
 Each ``Parameter`` has the engine's own name, its shape, what it holds if nothing fills it, and how a tensor of another shape is met:
-``exact`` and ``vocab`` refuse, ``column`` (q/k/v, gate/up and other column-parallel weights) silently cuts surplus rows, ``row`` (o_proj, down_proj) surplus columns
+``exact`` and ``vocab`` refuse, ``column`` (q/k/v, gate/up and other column-parallel weights) silently cuts surplus rows, ``row``
+(o_proj, down_proj) surplus columns
 (loader_runs.md, shapes). A fused parameter has ``slots``, one per checkpoint tensor that fills a part of it.
 """
 
@@ -76,13 +77,19 @@ def _attention(at: str, canon: str, s: Sizes, wide: int | None, view: EngineView
     if any(view.flag(k) for k in contract["o_bias"]):
         out.append(_plain(f"{at}.self_attn.o_proj.bias", f"{canon}.self_attn.o_proj.bias", "exact", (s.hidden,), linear))
     if contract["qk_norm"] == "always":
-        out += [_plain(f"{at}.self_attn.{n}.weight", f"{canon}.self_attn.{n}.weight", "exact", (s.head_dim,), contract["norm_start"]) for n in ("q_norm", "k_norm")]
+        out += [
+            _plain(f"{at}.self_attn.{n}.weight", f"{canon}.self_attn.{n}.weight", "exact", (s.head_dim,), contract["norm_start"])
+            for n in ("q_norm", "k_norm")
+        ]
     return out
 
 
 def _mla(at: str, canon: str, s: Sizes, wide: int | None, contract: Contract) -> list[Parameter]:
     linear, norm = contract["linear_start"], contract["norm_start"]
-    fused = {"q_a_proj": Slot(f"{canon}.self_attn.q_a_proj.weight", s.q_lora), "kv_a_proj_with_mqa": Slot(f"{canon}.self_attn.kv_a_proj_with_mqa.weight", _add(s.kv_lora, s.rope))}
+    fused = {
+        "q_a_proj": Slot(f"{canon}.self_attn.q_a_proj.weight", s.q_lora),
+        "kv_a_proj_with_mqa": Slot(f"{canon}.self_attn.kv_a_proj_with_mqa.weight", _add(s.kv_lora, s.rope)),
+    }
     name = "fused_qkv_a_proj_with_mqa" if contract.engine == "sglang" else "fused_qkv_a_proj"
     q_rows = _mul(s.heads, _add(s.nope, s.rope))
     kv_rows = _mul(s.heads, _add(s.nope, s.v_dim))

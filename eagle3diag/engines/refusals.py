@@ -1,6 +1,7 @@
 """Loud failures, in the order an engine meets them: while the class is built, at start, and at the first request.
 
-The texts follow the engines' own messages closely enough to be recognised in a log. What is merely wrong and stays silent is not here; it shows in the
+The texts follow the engines' own messages closely enough to be recognised in a log. What is merely wrong and stays silent is not here;
+it shows in the
 tensors' fates and the wiring.
 """
 
@@ -27,21 +28,45 @@ def construction(view: EngineView, s: Sizes, contract: Contract, spec: DraftSpec
     if algorithm == "eagle" and contract["eagle_path"] == "bypass-if-eagle-arch" and not view.stand_in:
         arch = view.architecture or ""
         if not arch.startswith("Eagle"):
-            yield Refusal("construct", f"ValueError: Model architectures ['Eagle{arch}'] are not supported for now", "method eagle puts 'Eagle' before the architecture, and that class is not registered", "eagle_path")
+            yield Refusal(
+                "construct",
+                f"ValueError: Model architectures ['Eagle{arch}'] are not supported for now",
+                "method eagle puts 'Eagle' before the architecture, and that class is not registered",
+                "eagle_path",
+            )
     layers = c.get("num_hidden_layers")
     if contract["draft_layers"] == "one" and isinstance(layers, int) and layers != 1:
         yield Refusal("construct", "ValueError: EAGLE3 currently only supports 1 layer", f"num_hidden_layers is {layers}", "draft_layers")
     if "target_hidden_size" in c and c["target_hidden_size"] is None and contract["target_hidden_null"] == "refuse":
-        yield Refusal("construct", "TypeError: unsupported operand type(s) for *: 'NoneType' and 'int'", "target_hidden_size is null", "target_hidden_null")
+        yield Refusal(
+            "construct",
+            "TypeError: unsupported operand type(s) for *: 'NoneType' and 'int'",
+            "target_hidden_size is null",
+            "target_hidden_null",
+        )
     # a tied head never reads draft_vocab_size until the logits are cut to it (behaviour eagle_path: bypass-cut)
     tied = contract["tie"] == "embedding" and view.flag("tie_word_embeddings") and contract["eagle_path"] == "bypass"
     if not view.stand_in and not tied and c.get("draft_vocab_size") is None:
         stated = "draft_vocab_size" in c
         if contract["draft_vocab_null" if stated else "draft_vocab_absent"] == "refuse":
-            text = "TypeError: unsupported operand type(s) for -: 'NoneType' and 'NoneType'" if stated else "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'"
-            yield Refusal("construct", text, "draft_vocab_size is " + ("null" if stated else "absent"), "draft_vocab_null" if stated else "draft_vocab_absent")
+            text = (
+                "TypeError: unsupported operand type(s) for -: 'NoneType' and 'NoneType'"
+                if stated
+                else "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'"
+            )
+            yield Refusal(
+                "construct",
+                text,
+                "draft_vocab_size is " + ("null" if stated else "absent"),
+                "draft_vocab_null" if stated else "draft_vocab_absent",
+            )
     if contract.draft_class == "mla" and contract.engine == "sglang" and s.q_lora is None and not view.stand_in:
-        yield Refusal("construct", "ValueError: Eagle3 MLA layer requires q_lora_rank in the draft config", "q_lora_rank is null or absent", "architectures")
+        yield Refusal(
+            "construct",
+            "ValueError: Eagle3 MLA layer requires q_lora_rank in the draft config",
+            "q_lora_rank is null or absent",
+            "architectures",
+        )
 
 
 def served_context(target: TargetSpec | None, launch: Launch | None) -> tuple[int | None, str]:
@@ -53,7 +78,16 @@ def served_context(target: TargetSpec | None, launch: Launch | None) -> tuple[in
     return None, "unknown"
 
 
-def start(view: EngineView, s: Sizes, contract: Contract, target: TargetSpec | None, launch: Launch | None, aux: AuxCapture, filled: Mapping[str, str], algorithm: str) -> Iterator[Refusal]:
+def start(
+    view: EngineView,
+    s: Sizes,
+    contract: Contract,
+    target: TargetSpec | None,
+    launch: Launch | None,
+    aux: AuxCapture,
+    filled: Mapping[str, str],
+    algorithm: str,
+) -> Iterator[Refusal]:
     """Refusals between loading and the first request."""
     if contract["max_position"] == "refuse":
         context, where = served_context(target, launch)
@@ -67,7 +101,12 @@ def start(view: EngineView, s: Sizes, contract: Contract, target: TargetSpec | N
                 "max_position",
             )
     if algorithm == "eagle3" and contract["d2t_missing"] == "refuse" and "d2t" not in filled:
-        yield Refusal("start", "AttributeError: 'LlamaForCausalLMEagle3' object has no attribute 'hot_token_id'", "the file holds no d2t, which this version asks for in any case", "d2t_missing")
+        yield Refusal(
+            "start",
+            "AttributeError: 'LlamaForCausalLMEagle3' object has no attribute 'hot_token_id'",
+            "the file holds no d2t, which this version asks for in any case",
+            "d2t_missing",
+        )
     if algorithm == "eagle3" and aux.hook is False and aux.loud:
         yield Refusal("start", aux.problem, "this target class cannot hand out auxiliary hidden states in this version", "target support")
 
@@ -78,7 +117,11 @@ def derived_context(config: Mapping[str, Any]) -> int | None:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
         return None
     scaling = config.get("rope_scaling")
-    if isinstance(scaling, dict) and "original_max_position_embeddings" not in scaling and scaling.get("rope_type", scaling.get("type")) != "llama3":
+    if (
+        isinstance(scaling, dict)
+        and "original_max_position_embeddings" not in scaling
+        and scaling.get("rope_type", scaling.get("type")) != "llama3"
+    ):
         factor = scaling.get("factor")
         if isinstance(factor, int | float) and factor > 1:
             return int(limit * factor)
@@ -94,12 +137,32 @@ def draft_dtype(view: EngineView, contract: Contract) -> str | None:
     return "float16" if name == "float32" else name
 
 
-def later(view: EngineView, s: Sizes, contract: Contract, draft: Checkpoint, target: TargetSpec | None, launch: Launch | None, aux: AuxCapture, filled: Mapping[str, str], algorithm: str) -> tuple[str, ...]:
+def later(
+    view: EngineView,
+    s: Sizes,
+    contract: Contract,
+    draft: Checkpoint,
+    target: TargetSpec | None,
+    launch: Launch | None,
+    aux: AuxCapture,
+    filled: Mapping[str, str],
+    algorithm: str,
+) -> tuple[str, ...]:
     """Loud failures at the first forward, one line each."""
     return tuple(_later(view, s, contract, draft, target, launch, aux, filled, algorithm))
 
 
-def _later(view: EngineView, s: Sizes, contract: Contract, draft: Checkpoint, target: TargetSpec | None, launch: Launch | None, aux: AuxCapture, filled: Mapping[str, str], algorithm: str) -> Iterator[str]:
+def _later(
+    view: EngineView,
+    s: Sizes,
+    contract: Contract,
+    draft: Checkpoint,
+    target: TargetSpec | None,
+    launch: Launch | None,
+    aux: AuxCapture,
+    filled: Mapping[str, str],
+    algorithm: str,
+) -> Iterator[str]:
     if algorithm == "eagle3" and aux.loud and aux.hook is not False and aux.problem:
         yield aux.problem
     if contract["n_aux_buffers"] == "target-config" and s.n_aux != 3 and algorithm == "eagle3":
@@ -107,17 +170,32 @@ def _later(view: EngineView, s: Sizes, contract: Contract, draft: Checkpoint, ta
     if contract["use_aux_flag"] == "refuse" and view.eagle_config.get("use_aux_hidden_state", True) is False:
         yield f"use_aux_hidden_state is false: {contract.label} still hands over {s.n_aux} states but skips fc, so the widths disagree"
     yield from _width(view, s, contract, aux, algorithm)
-    if algorithm == "eagle" and s.hidden and s.target_hidden and s.hidden != s.target_hidden and contract["fc_condition"] == "width-differs":
+    if (
+        algorithm == "eagle"
+        and s.hidden
+        and s.target_hidden
+        and s.hidden != s.target_hidden
+        and contract["fc_condition"] == "width-differs"
+    ):
         yield f"launched as EAGLE: the target's last state is {s.target_hidden} wide, fc expects {s.n_aux * s.target_hidden}"
     d2t = filled.get("d2t")
-    if d2t is not None and contract["d2t_float"] == "fails-on-use" and draft.tensors[d2t].dtype[:1] in ("F", "B") and draft.tensors[d2t].dtype != "BOOL":
+    if (
+        d2t is not None
+        and contract["d2t_float"] == "fails-on-use"
+        and draft.tensors[d2t].dtype[:1] in ("F", "B")
+        and draft.tensors[d2t].dtype != "BOOL"
+    ):
         yield f"{d2t} is {draft.tensors[d2t].dtype}: IndexError, tensors used as indices must be long, int, byte or bool tensors"
     own, asked = draft_dtype(view, contract), (launch.options.get("dtype") if launch is not None else None)
     if own is not None and not view.stand_in and target is not None and target.dtype.value is not None and asked in (None, "auto"):
         served = target.dtype.value.removeprefix("torch.")
         served = "float16" if served == "float32" else served
         if own != served:
-            yield f"the draft would run in {own} ({' or '.join(contract['dtype_keys'])} says {_stated(view, contract)}), the target in {served}: RuntimeError, expected m1 and m2 to have the same dtype"
+            keys = " or ".join(contract["dtype_keys"])
+            yield (
+                f"the draft would run in {own} ({keys} says {_stated(view, contract)}), the target in {served}: "
+                "RuntimeError, expected m1 and m2 to have the same dtype"
+            )
 
 
 def _stated(view: EngineView, contract: Contract) -> str:
@@ -134,4 +212,7 @@ def _width(view: EngineView, s: Sizes, contract: Contract, aux: AuxCapture, algo
     got, want = count * s.target_hidden, s.n_aux * s.target_hidden
     if contract["fc_condition"] == "width-differs" and got == s.hidden:
         return  # bypassed in silence
-    yield f"{count} states of width {s.target_hidden} are handed over ({got}), fc is built for {s.n_aux} ({want}): RuntimeError, mat1 and mat2 shapes cannot be multiplied"
+    yield (
+        f"{count} states of width {s.target_hidden} are handed over ({got}), fc is built for {s.n_aux} ({want}): "
+        "RuntimeError, mat1 and mat2 shapes cannot be multiplied"
+    )

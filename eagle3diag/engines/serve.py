@@ -1,7 +1,9 @@
 """A checkpoint seen through a contract: the virtual server.
 
-``serve`` asks, in the order an engine starts: which algorithm, which class, which sizes (``view``, ``parameters``), what the loader does (``load``), what is replaced or
-missing afterwards (``replace``), which target states reach the draft (``capture``), and what the forward pass then is (``forward``). A refusal does not end the
+``serve`` asks, in the order an engine starts: which algorithm, which class, which sizes (``view``, ``parameters``), what the loader does
+(``load``), what is replaced or
+missing afterwards (``replace``), which target states reach the draft (``capture``), and what the forward pass then is (``forward``). A
+refusal does not end the
 simulation: the first one is kept and the rest is still told, since the user has to mend all of it.
 """
 
@@ -12,7 +14,7 @@ from typing import Any
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.engines.capture import capture
 from eagle3diag.engines.contract import load_contract, parse_engine, runner_for
-from eagle3diag.engines.forward import flags_ignored, flags_defaulted, quirks, wiring
+from eagle3diag.engines.forward import flags_defaulted, flags_ignored, quirks, wiring
 from eagle3diag.engines.launch import effective_method
 from eagle3diag.engines.load import Loaded, load
 from eagle3diag.engines.model import AuxCapture, Contract, FcState, Launch, Refusal, ServedDraft, TensorFate
@@ -23,7 +25,9 @@ from eagle3diag.engines.view import EngineView, Sizes, engine_view, sizes
 __all__ = ["contract_for", "serve"]
 
 
-def contract_for(engine: str, draft: Checkpoint, spec: DraftSpec, target: TargetSpec | None = None, launch: Launch | None = None) -> Contract:
+def contract_for(
+    engine: str, draft: Checkpoint, spec: DraftSpec, target: TargetSpec | None = None, launch: Launch | None = None
+) -> Contract:
     """The contract that serves this draft: version as asked, runner by target and launch line, class by architecture.
 
     Args:
@@ -47,7 +51,15 @@ def contract_for(engine: str, draft: Checkpoint, spec: DraftSpec, target: Target
 
 def _not_dense(target: TargetSpec) -> bool:
     """True for a mixture of experts or a hybrid (linear attention, state space) target, by its config's keys."""
-    marks = ("num_experts", "n_routed_experts", "num_local_experts", "linear_num_value_heads", "mamba_num_heads", "mamba_d_state", "ssm_state_size")
+    marks = (
+        "num_experts",
+        "n_routed_experts",
+        "num_local_experts",
+        "linear_num_value_heads",
+        "mamba_num_heads",
+        "mamba_d_state",
+        "ssm_state_size",
+    )
     pending: list[Any] = [target.checkpoint.config] if target.checkpoint is not None else []
     for _ in range(64):  # a config nests a few levels, not more
         if not pending:
@@ -60,9 +72,13 @@ def _not_dense(target: TargetSpec) -> bool:
     return False
 
 
-def _after_load(loaded: Loaded, params: dict[str, Parameter], view: EngineView, s: Sizes, contract: Contract, algorithm: str) -> dict[str, str]:
+def _after_load(
+    loaded: Loaded, params: dict[str, Parameter], view: EngineView, s: Sizes, contract: Contract, algorithm: str
+) -> dict[str, str]:
     """Replace what the engine replaces after loading, and name what nothing filled."""
-    never = {slot.canonical: param.start for param in params.values() for slot in param.slots.values() if slot.canonical not in loaded.filled}
+    never = {
+        slot.canonical: param.start for param in params.values() for slot in param.slots.values() if slot.canonical not in loaded.filled
+    }
     embed, head = "embed_tokens.weight", "lm_head.weight"
     if target_embedding(view, s, contract, has_own=embed in loaded.filled):
         if embed in loaded.filled:
@@ -128,7 +144,15 @@ def _fc(view: EngineView, s: Sizes, contract: Contract, algorithm: str, aux: Aux
     return FcState(bool(runs), width, own)
 
 
-def serve(draft: Checkpoint, engine: str, *, target: TargetSpec | None = None, launch: Launch | None = None, spec: DraftSpec | None = None, contract: Contract | None = None) -> ServedDraft:
+def serve(
+    draft: Checkpoint,
+    engine: str,
+    *,
+    target: TargetSpec | None = None,
+    launch: Launch | None = None,
+    spec: DraftSpec | None = None,
+    contract: Contract | None = None,
+) -> ServedDraft:
     """What one engine version makes of a draft.
 
     Args:
@@ -182,7 +206,9 @@ def _no_aux(aux: AuxCapture, why: str) -> AuxCapture:
     return AuxCapture(ids=None, source=f"not asked for: {why}", prefill_hf=None, verify_hf=None, unread=aux.unread, hook=aux.hook)
 
 
-def _first(view: EngineView, s: Sizes, contract: Contract, algorithm: str, loaded: Loaded, never: dict[str, str], aux: AuxCapture, *rest: Any) -> Refusal | None:
+def _first(
+    view: EngineView, s: Sizes, contract: Contract, algorithm: str, loaded: Loaded, never: dict[str, str], aux: AuxCapture, *rest: Any
+) -> Refusal | None:
     """The first loud stop, in the order an engine starts."""
     spec, target, launch = rest
     for refusal in construction(view, s, contract, spec, algorithm):
@@ -192,7 +218,12 @@ def _first(view: EngineView, s: Sizes, contract: Contract, algorithm: str, loade
     if contract["missing"] == "refuse":
         absent = sorted(n for n, start_value in never.items() if start_value != "target")
         if absent:
-            return Refusal("load_weights", f"ValueError: Following weights were not initialized from checkpoint: {absent}", "this version checks for missing tensors", "missing")
+            return Refusal(
+                "load_weights",
+                f"ValueError: Following weights were not initialized from checkpoint: {absent}",
+                "this version checks for missing tensors",
+                "missing",
+            )
     for refusal in start(view, s, contract, target, launch, aux, loaded.filled, algorithm):
         return refusal
     return None

@@ -1,9 +1,11 @@
 """The draft config as one engine version sees it.
 
 An engine reads ``config.json`` only, in its own way: a flat file as it is, a speculators file through a converter that copies
-``transformer_layer_config`` and a short list of top-level keys (behaviour ``speculators_copies``) and loses the rest. Everything the loader and the forward
+``transformer_layer_config`` and a short list of top-level keys (behaviour ``speculators_copies``) and loses the rest. Everything the
+loader and the forward
 pass are simulated from is asked of this view, never of the normalised spec, because the two differing is what goes wrong.
-Where the checkpoint has no readable config the spec's facts from tensor shapes stand in (``stand_in``), so that names and shapes are still judged.
+Where the checkpoint has no readable config the spec's facts from tensor shapes stand in (``stand_in``), so that names and shapes are
+still judged.
 """
 
 from __future__ import annotations
@@ -91,12 +93,26 @@ def _from_speculators(raw: Mapping[str, Any], contract: Contract) -> EngineView:
             dict(layer) if isinstance(layer, dict) else {},
             arch,
             None,
-            Refusal("construct", f"ValueError: model architectures [{arch!r}] are not supported; the config has no model_type", why, "reads_speculators"),
+            Refusal(
+                "construct",
+                f"ValueError: model architectures [{arch!r}] are not supported; the config has no model_type",
+                why,
+                "reads_speculators",
+            ),
             speculators=True,
         )
     if not isinstance(layer, dict):
         return EngineView(
-            {}, None, None, Refusal("construct", "TypeError: 'transformer_layer_config' must be a dictionary", "no layer config in the speculators config", "reads_speculators"), speculators=True
+            {},
+            None,
+            None,
+            Refusal(
+                "construct",
+                "TypeError: 'transformer_layer_config' must be a dictionary",
+                "no layer config in the speculators config",
+                "reads_speculators",
+            ),
+            speculators=True,
         )
     flat: dict[str, Any] = dict(layer)
     kind = raw.get("speculators_model_type", "eagle3")
@@ -106,16 +122,27 @@ def _from_speculators(raw: Mapping[str, Any], contract: Contract) -> EngineView:
     flat.setdefault("draft_vocab_size", None)
     if "norm_before_residual" not in raw:
         flat["norm_before_residual"] = contract["speculators_residual_default"] and kind == "eagle3"
-    lost = tuple(k for k in ("norm_before_fc", "fc_norm", "norm_output", "eagle_aux_hidden_state_layer_ids") if raw.get(k) and k not in contract["speculators_copies"])
+    lost = tuple(
+        k
+        for k in ("norm_before_fc", "fc_norm", "norm_output", "eagle_aux_hidden_state_layer_ids")
+        if raw.get(k) and k not in contract["speculators_copies"]
+    )
     draft_class, arch, refusal = "llama", "Eagle3LlamaForCausalLM", None
     if contract["speculators_architecture"] == "by-model-type":
         model_type = layer.get("model_type", "llama")
         if model_type == "qwen3":
             draft_class, arch = "qwen3", "Eagle3Qwen3ForCausalLM"
         elif model_type != "llama":
-            refusal = Refusal("construct", f"ValueError: Unsupported model_type {model_type} for Eagle3 speculator", "only llama and qwen3 layers", "speculators_architecture")
+            refusal = Refusal(
+                "construct",
+                f"ValueError: Unsupported model_type {model_type} for Eagle3 speculator",
+                "only llama and qwen3 layers",
+                "speculators_architecture",
+            )
     if kind != "eagle3":
-        refusal = Refusal("construct", f"ValueError: speculators_model_type {kind!r} is not eagle3", "another algorithm", "reads_speculators")
+        refusal = Refusal(
+            "construct", f"ValueError: speculators_model_type {kind!r} is not eagle3", "another algorithm", "reads_speculators"
+        )
     return EngineView(flat, arch, draft_class, refusal, lost=lost, speculators=True)
 
 
@@ -158,12 +185,16 @@ def engine_view(draft: Checkpoint, spec: DraftSpec, contract: Contract) -> Engin
     elif draft_class is None:
         refusal = Refusal(
             "construct",
-            f"ValueError: Model architectures [{looked_up!r}] are not supported for now" if arch else "ValueError: the config names no architectures",
+            f"ValueError: Model architectures [{looked_up!r}] are not supported for now"
+            if arch
+            else "ValueError: the config names no architectures",
             f"{contract.label} knows {', '.join(sorted(known))} as EAGLE-3 drafts, the config says {arch or 'nothing'}",
             "architectures",
         )
     if "eagle_config" in raw and eagle_config is None and contract["eagle_config_null"] == "refuse":
-        refusal = refusal or Refusal("start", "AttributeError: 'NoneType' object has no attribute 'get'", "eagle_config is null", "eagle_config_null")
+        refusal = refusal or Refusal(
+            "start", "AttributeError: 'NoneType' object has no attribute 'get'", "eagle_config is null", "eagle_config_null"
+        )
     return EngineView(raw, looked_up, draft_class, refusal, eagle_config=nested)
 
 
@@ -204,7 +235,8 @@ def sizes(view: EngineView, contract: Contract, spec: DraftSpec) -> Sizes:
         heads=heads,
         kv_heads=_count(c.get("num_key_value_heads")) or heads,
         head_dim=head_dim,
-        intermediate=_count(c.get("intermediate_size_mlp" if c.get("model_type") == "llama4_text" else "intermediate_size")) or spec.intermediate_size.value,
+        intermediate=_count(c.get("intermediate_size_mlp" if c.get("model_type") == "llama4_text" else "intermediate_size"))
+        or spec.intermediate_size.value,
         vocab=vocab,
         draft_vocab=draft_vocab,
         layers=min(built, 256),

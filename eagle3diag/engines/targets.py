@@ -1,0 +1,182 @@
+"""Target classes: whether one hands out auxiliary states in an engine version, and by which rules.
+
+The facts are data (``contracts/*_targets.toml``): families of classes, each with a cumulative list of changes. This module picks the row for one
+class and one version; what the row means for given ids is ``capture``'s business. A class on no list is unknown, which is neither yes nor no.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from eagle3diag.checkpoint.model import TargetSpec
+from eagle3diag.engines import versions
+from eagle3diag.engines.model import Contract, Launch
+from eagle3diag.errors import escaped
+
+__all__ = ["GENERIC", "Behaviour", "TargetSupport", "target_support"]
+
+_DATA = Path(__file__).parent / "contracts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """How one family of target classes captures in one version; the words are explained at the head of ``sglang_targets.toml``."""
+
+    ids: str
+    default: str = "hf"
+    store: str = "list"
+    zero: str = "embedding"
+    last: bool = False
+    short: str = "silent"
+    captures: str = "stream"
+    error: str = ""
+    source: str = ""
+    status: str = "inferred"
+
+
+#: What most classes of an engine do; used where the target is not given or not on record.
+GENERIC = {
+    "sglang": Behaviour(ids="plus-one", source="engine report 3.1, generic target"),
+    "vllm": Behaviour(ids="verbatim", source="engine report 3.1, all classes"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSupport:
+    """Whether a target class hands out auxiliary states.
+
+    Attributes:
+        hook: True, False, or None where the class is not on record (or no target is given).
+        since: the first release in which the class is usable, where on record.
+        message: one line for people; empty where it works.
+        refusal: the engine's predicted error text where it stops at start, else None.
+        behaviour: by which rules it captures; None without a hook.
+    """
+
+    hook: bool | None
+    since: str | None
+    message: str
+    refusal: str | None
+    behaviour: Behaviour | None = field(default=None, compare=False)
+
+
+@lru_cache(maxsize=4)
+def _data(engine: str) -> dict[str, Any]:
+    with (_DATA / f"{engine}_targets.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def _at(steps: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    """The cumulative state of a list of steps at one version."""
+    state: dict[str, Any] = {}
+    for step in steps:
+        if versions.at_least(version, step["since"]):
+            state |= step
+    state.pop("since", None)
+    return state
+
+
+def _row(engine: str, arch: str, version: str) -> tuple[bool | None, Behaviour | None]:
+    """``(hook, behaviour)`` of a class at a version; ``(None, None)`` where the class is on no list."""
+    data = _data(engine)
+    families = [f for f in data["family"].values() if arch in f["classes"]]
+    if not families:
+        return (False, None) if arch in data["absent"]["classes"] else (None, None)
+    begun = [f for f in families if versions.at_least(version, f["classes"][arch])]
+    if not begun:
+        return False, None
+    family = max(begun, key=lambda f: versions.parse(f["classes"][arch]))
+    if not family.get("hook", True):
+        return False, None
+    return True, Behaviour(**_at(family["steps"], version), source=family["source"], status=family["status"])
+
+
+def _model_types(engine: str, target: TargetSpec) -> list[str]:
+    """The model types a substring test may see: as configured, and those of the named architectures; no wrapper's where the text says its own."""
+    table = _data(engine).get("model_types", {})
+    text = table.get(target.text_architecture.value)
+    return [str(t) for t in ([text] if text else [target.model_type.value, table.get(target.architecture.value)]) if t]
+
+
+def _refused_type(engine: str, version: str, types: list[str]) -> str | None:
+    """The error text where the engine's allow-list of model types leaves the target out."""
+    allow = _data(engine).get("allow")
+    if allow is None or not types:
+        return None
+    state = _at(allow["steps"], version)
+    allowed = state.get("types", [])
+    if not allowed or any(a in t for a in allowed for t in types):
+        return None
+    return str(state["text"]).format(types=allowed, type=escaped(types[0]))
+
+
+def _candidates(engine: str, arch: str) -> Iterator[str]:
+    data = _data(engine)
+    for family in data["family"].values():
+        if arch in family["classes"]:
+            yield family["classes"][arch]
+            yield from (s["since"] for s in family.get("steps", ()))
+    yield from (s["since"] for s in data.get("allow", {}).get("steps", ()))
+
+
+def _first(engine: str, arch: str, types: list[str], newer_than: str) -> str | None:
+    """The first release in which the class is usable; where it works on and off, the first one newer than the one asked for, if any."""
+    usable = []
+    for version in sorted(set(_candidates(engine, arch)), key=versions.parse):
+        hook, row = _row(engine, arch, version)
+        if hook and row is not None and row.captures in ("stream", "mlp-branch") and _refused_type(engine, version, types) is None:
+            usable.append(version)
+    newer = [v for v in usable if not versions.at_least(newer_than, v)]
+    hook, row = _row(engine, arch, newer_than)
+    works = bool(hook and row is not None and row.captures in ("stream", "mlp-branch"))
+    return (usable or [None])[0] if works else (newer or usable or [None])[0]
+
+
+def _backend(launch: Launch | None) -> str | None:
+    """The class vLLM builds where the launch line asks for the Transformers backend."""
+    options: Mapping[str, Any] = launch.options if launch is not None else {}
+    return "TransformersForCausalLM" if str(options.get("model-impl", "")).lower() == "transformers" else None
+
+
+def target_support(contract: Contract, target: TargetSpec | None, launch: Launch | None = None) -> TargetSupport:
+    """Whether this engine version can take auxiliary states from this target.
+
+    Sources: the engine report 3.4, the capture runs and the table of version changes, through ``contracts/*_targets.toml``.
+    """
+    engine, version = contract.engine, contract.version
+    if target is None or not target.architecture.value:
+        return TargetSupport(None, None, "", None)
+    arch = (engine == "vllm" and _backend(launch)) or target.architecture.value
+    shown = escaped(arch)
+    types = _model_types(engine, target)
+    hook, row = _row(engine, arch, version)
+    since = _first(engine, arch, types, version)
+    later = f"; first in {since}" if since and not versions.at_least(version, since) else ""
+    refused = _refused_type(engine, version, types)
+    if refused is not None:
+        return TargetSupport(
+            hook, since, f"{shown}: {engine} {version} refuses EAGLE-3 for model type '{escaped(types[0])}'{later}", refused, row
+        )
+    if hook is None:
+        return TargetSupport(None, None, f"target class {shown} is not on record for {engine}: assumed to capture as most classes do", None)
+    if not hook:
+        text = str(_at(_data(engine)["missing"]["steps"], version).get("text", "")).format(arch=shown)
+        ever = later or (" (it had one in older releases)" if since else " (nor in any other release on record)")
+        return TargetSupport(False, since, f"{shown} has no capture hook in {engine} {version}{ever}", text)
+    assert row is not None
+    if row.captures == "nothing":
+        message = f"{shown} accepts the layer ids in {engine} {version} but its model never captures a state: the first forward fails to unpack{later}"
+        return TargetSupport(True, since, message, None, row)
+    if row.captures == "error":
+        return TargetSupport(True, since, f"{shown} raises when the layer ids are set in {engine} {version}{later}", row.error, row)
+    if row.captures == "mlp-branch":
+        message = (
+            f"{shown} in {engine} {version} hands out the MLP branch of the previous layer without the residual stream, not the HF state"
+        )
+        return TargetSupport(True, since, message, None, row)
+    return TargetSupport(True, since, "", None, row)
