@@ -8,6 +8,7 @@ on a dark page. PNG output is deterministic (fixed fonts, no date).
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError, escaped
@@ -28,7 +29,7 @@ STYLES = {
     "skipped": ("#dddddd", "xx", "dotted"),
 }
 MEANING = {
-    "ok": "the draft's own, as trained",
+    "ok": "the draft's own",
     "target": "the target's takes its place",
     "lost": "lost: not what was trained",
     "skipped": "does not run",
@@ -80,7 +81,7 @@ def caption(result: object) -> str:
     served = _served_of(result)
     parts = components(served)
     bad = [f"{p.name} ({p.note})" for p in parts if p.state in ("lost", "skipped")]
-    told = "Every part runs as trained." if not bad else f"Not what was trained: {', '.join(bad)}."
+    told = "Every tensor of the draft is in its place." if not bad else f"Not what was trained: {', '.join(bad)}."
     if served.refused is not None:
         told = f"This version refuses the draft ({served.refused.stage}), so nothing of this would run."
     return f"{served.contract.label} with this draft, from the target's layers to the proposed token. {told}"
@@ -130,8 +131,8 @@ def components(served: ServedDraft) -> list[Part]:
     if wiring.fc == "applied":
         fc = _filled(served, "fc.") or fc
     parts = [Part("embed_tokens", *embedding), Part("fc", *fc)]
-    indices = {n.split(".")[1] for n in [*served.never_filled, *(f.as_ for f in served.tensors.values())] if n.startswith("layers.")}
-    for k in sorted(int(i) for i in indices if i.isdigit()) or [0]:
+    named = " ".join([*served.never_filled, *(f.as_ for f in served.tensors.values())])
+    for k in sorted({int(i) for i in re.findall(r"\blayers\.(\d{1,3})\.", named)}) or [0]:
         for stem, label in (("", "norms"), ("self_attn.", "attention"), ("mlp.", "mlp")):
             parts.append(Part(f"layer {k} {label}", *(_filled(served, f"layers.{k}.{stem}", norms=not stem) or ("ok", ""))))
     parts.append(Part("norm", *(_filled(served, "norm.") or ("ok", ""))))
@@ -144,7 +145,7 @@ def _filled(served: ServedDraft, prefix: str, *, norms: bool = False) -> tuple[s
     starts = {s for n, s in served.never_filled.items() if n.startswith(prefix) and (not norms or "norm" in n) and s != "target"}
     if starts:
         return "lost", ", ".join("starts as ones" if s == "ones" else s for s in sorted(starts))
-    cut = [n for n, f in served.tensors.items() if f.fate == "truncated" and f.as_.startswith(prefix)]
+    cut = [n for n, f in served.tensors.items() if f.fate == "truncated" and f.as_.removeprefix("model.").startswith(prefix)]
     return ("lost", "truncated") if cut else None
 
 

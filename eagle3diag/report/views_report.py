@@ -47,7 +47,8 @@ def _skipped(report: Report) -> Table:
 def _given(report: Report) -> str:
     case = report.case
     parts = [f"{case.spec.algorithm} draft, {case.spec.dialect.name} dialect"]
-    parts.append(f"served by {case.served.contract.label}" if case.served is not None else "no engine given")
+    if case.served is None:
+        parts.append("no engine given")
     if case.target is not None:
         parts.append(f"target {case.target.architecture.value or case.target.path}")
     else:
@@ -66,10 +67,11 @@ def report_view(report: Report) -> View:
     summary = f"{report.verdict.upper()}: {', '.join(told) or 'nothing found'} ({_given(report)})"
     if crashed:
         summary += f"; incomplete, {count(len(crashed), 'rule')} crashed"
+    served = report.case.served
     notes = [f"Assumed: {note}." for note in report.case.notes]
     notes.append(f"Passed ({len(passed)}): {' '.join(passed) or 'none'}")
     return View(
-        title=f"Verdict on {report.case.draft.path}",
+        title=f"Verdict on {report.case.draft.path}" + (f" with {served.contract.label}" if served is not None else ""),
         summary=summary,
         status="error" if crashed else STATUS[report.verdict],
         blocks=tuple(_block(f) for f in report.findings),
