@@ -15,9 +15,9 @@ from eagle3diag.rules.aux_view import (
     could_be_default,
     ids_to_write,
     matches_default,
-    prefill_of,
     serving_aux,
     shown,
+    target_fails,
     view_of,
     write_advice,
 )
@@ -56,13 +56,13 @@ def other_layers(case: Case) -> Iterator[Finding]:
     Facts of the engines, section 3.1; dialects, section 4.1; the target classes of both engines were run (capture runs).
     """
     served = serving_aux(case)
-    if served is None or served.aux.problem or served.aux.hook is False:
-        return
-    if served.aux.ids is None and served.aux.unread:
-        return  # AUX402 speaks
-    view, captured = view_of(case), prefill_of(served.aux)
+    if served is None or target_fails(case) or (served.aux.ids is None and served.aux.unread):
+        return  # AUX404 and AUX402 speak
+    view, captured = view_of(case), served.aux.prefill_hf
     if view.meant is None or captured is None or tuple(sorted(set(view.meant))) == captured:
         return
+    if len(captured) < len(set(served.aux.ids or captured)):
+        return  # AUX403 speaks: some of them cannot be captured at all
     meant = tuple(sorted(set(view.meant)))
     by = "a second source" if view.settled else "the default layers" if matches_default(view) else "habit"
     raw = list(view.ids.raw) if view.ids.raw is not None else None
@@ -169,27 +169,25 @@ def odd_ids(case: Case) -> Iterator[Finding]:
     if raw is None or not raw or not is_eagle3(case):
         return
     served = serving_aux(case)
-    aux = served.aux if served is not None and served.aux.ids is not None and served.aux.hook is not False else None
+    aux = served.aux if served is not None and served.aux.ids is not None and not target_fails(case) else None
     evidence: dict[str, Any] = {"ids": list(raw), "target_layers": view.depth}
     if aux is not None:
-        evidence |= {"captured_hf": list(aux.prefill_hf) if aux.prefill_hf is not None else None, "engine": aux.problem}
+        evidence |= {"captured_hf": list(aux.prefill_hf) if aux.prefill_hf is not None else None, "engine": escaped(aux.problem, 200)}
 
     def say(title: str, remedy: str, severity: Severity) -> Finding:
         return finding("AUX403", title, severity=severity, evidence=evidence, remedy=remedy, where=view.ids.where, engines=label(case))
 
-    beyond = _beyond(view, aux)
-    if beyond:
+    impossible = _impossible(view, aux)
+    if impossible:
         depth = view.depth
         yield say(
-            f"ids {list(raw)}: {beyond}",
+            f"ids {list(raw)}: {impossible}",
             f"The target has layers 0 to {depth - 1}; name the layers the draft was trained on." if depth else "Name existing layers.",
             Severity.ERROR,
         )
     elif min(raw) < 0:
         yield say(
-            f"ids {list(raw)}: {min(raw)} is negative; engines do not count from the end",
-            "Count from the first layer.",
-            Severity.ERROR if _never_negative(view, aux) else Severity.WARNING,
+            f"ids {list(raw)}: {min(raw)} is negative; engines do not count from the end", "Count from the first layer.", Severity.WARNING
         )
     if len(set(raw)) < len(raw):
         columns = shape_of(case, "fc.weight")
@@ -209,28 +207,18 @@ def odd_ids(case: Case) -> Iterator[Finding]:
         )
 
 
-def _beyond(view: View, aux: AuxCapture | None) -> str:
-    """Why a state can never be captured for lack of such a layer; empty where all can, or nothing tells."""
-    if view.depth is None or view.ids.raw is None:
-        return ""
-    depth = view.depth
-    readings = [r.hf for r in view.ids.readings] or [view.ids.raw]
-    if aux is not None and aux.ids is not None and aux.shift is not None:
-        shift = aux.shift
-        readings = [tuple(k + shift for k in aux.ids)]
-        short = aux.prefill_hf is None or len(aux.prefill_hf) < len(set(readings[0]))
-        if short and aux.problem and max(readings[0]) >= depth:
-            return f"HF {max(readings[0])} cannot be captured from a target of {depth} layers: {aux.problem}"
-    if all(max(hf) > depth for hf in readings if hf):
-        return f"HF {max(max(hf) for hf in readings if hf)} is beyond the {depth} layers of the target"
+def _impossible(view: View, aux: AuxCapture | None) -> str:
+    """Why a state can never be captured; empty where all can, or nothing tells."""
+    if aux is not None and aux.ids is not None:
+        short = aux.prefill_hf is None or len(aux.prefill_hf) < len(set(aux.ids))
+        if short and aux.problem:
+            return escaped(aux.problem, 200)
+    readings = [r.hf for r in view.ids.readings] or [view.ids.raw or ()]
+    if all(min(hf) < 0 for hf in readings if hf):
+        return "a negative id is captured by no engine"
+    if view.depth is not None and all(max(hf) > view.depth for hf in readings if hf):
+        return f"HF {max(max(hf) for hf in readings if hf)} is beyond the {view.depth} layers of the target"
     return ""
-
-
-def _never_negative(view: View, aux: AuxCapture | None) -> bool:
-    """Whether a negative id is lost for good: below the embedding in every reading, or said so by the engine."""
-    if aux is not None:
-        return bool(aux.problem)
-    return all(min(r.hf) < 0 for r in view.ids.readings if r.hf)
 
 
 @rule("AUX406", severity=Severity.WARNING, needs=("draft", "engine"))
@@ -258,18 +246,15 @@ def graph_override(case: Case) -> Iterator[Finding]:
     Facts of the engines, section 3.3.
     """
     served = serving_aux(case)
-    if served is None or served.aux.ids is None or served.aux.problem or served.aux.hook is False:
+    if served is None or served.aux.ids is None or target_fails(case):
         return
-    view, prefill = view_of(case), prefill_of(served.aux)
-    verify = served.aux.verify_hf
-    if verify is None and served.aux.prefill_hf is not None:
+    view, prefill, verify = view_of(case), served.aux.prefill_hf, served.aux.verify_hf
+    if prefill is None or verify == prefill:
         return
     if verify is None:  # no target: only what holds for every depth
         graphs = case.launch is None or case.launch.cuda_graph
-        if not graphs or served.contract["cuda_graph_uses_ids"] or prefill is None or could_be_default(prefill):
+        if not graphs or served.contract["cuda_graph_uses_ids"] or could_be_default(prefill):
             return
-    elif verify == prefill:
-        return
     hits = verify is not None and view.meant is not None and verify == tuple(sorted(view.meant))
     yield finding(
         "AUX406",

@@ -38,44 +38,37 @@ def target_without_hook(case: Case) -> Iterator[Finding]:
     ## Source
     Facts of the engines, section 3.4; vLLM transitions, section 3; capture runs.
     """
+    from eagle3diag.engines.capture import target_support
+    from eagle3diag.engines.versions import at_least
+
     served, target = case.served, case.target
-    if served is None or target is None or served.algorithm != "eagle3" or not is_eagle3(case) or served.aux.hook is not False:
+    if served is None or target is None or served.algorithm != "eagle3" or not is_eagle3(case):
         return
-    name = target.architecture.value
-    first = _first_supporting(case)
-    if first:
-        remedy = f"Use {served.contract.engine} {first} or newer, the first on record that hands out aux states for this target."
+    support = target_support(served.contract, target, case.launch)
+    captures = support.behaviour.captures if support.behaviour is not None else "stream"
+    if support.hook is not False and support.refusal is None and captures == "stream":
+        return
+    engine, name = served.contract.engine, escaped(target.architecture.value)
+    later = support.since if support.since and not at_least(served.contract.version, support.since) else None
+    if later:
+        remedy = f"Use {engine} {later} or newer, the first on record that hands out aux states for this target."
+    elif support.since:
+        remedy = f"Go back to {engine} {support.since}, the first on record that works with this target, or use the other engine."
     else:
-        remedy = (
-            f"No {served.contract.engine} version on record hands out aux states for this target: use the other engine, or patch the class."
-        )
+        remedy = f"No {engine} version on record hands out aux states for this target: use the other engine, or patch the class."
     yield finding(
         "AUX404",
-        f"{escaped(name)} cannot hand out aux states in {served.contract.label}"
-        + (f": {served.aux.problem}" if served.aux.problem else ""),
-        evidence={"target": escaped(name), "engine": served.contract.label, "loud": served.aux.loud, "first_version": first},
+        f"{name} cannot hand out aux states in {served.contract.label}: {escaped(support.message, 220)}",
+        evidence={
+            "target": name,
+            "engine": served.contract.label,
+            "predicted_error": escaped(support.refusal, 200) if support.refusal else None,
+            "first_version": support.since,
+        },
         remedy=remedy,
         where="target: architectures",
         engines=label(case),
     )
-
-
-def _first_supporting(case: Case) -> str | None:
-    """The first release newer than this one whose contract supports the target; None where none does."""
-    from eagle3diag.engines.capture import target_support
-    from eagle3diag.engines.contract import load_contract, releases
-    from eagle3diag.engines.versions import at_least
-
-    served, target = case.served, case.target
-    if served is None or target is None:
-        return None
-    engine, now = served.contract.engine, served.contract.version
-    for release in releases(engine):
-        if at_least(release, now) and release != now:
-            contract = load_contract(engine, release, runner=None, draft_class=case.spec.draft_class)
-            if target_support(contract, target).captures:
-                return release
-    return None
 
 
 @rule("AUX405", severity=Severity.ERROR, needs=("draft", "engine"))

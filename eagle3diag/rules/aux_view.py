@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from eagle3diag.checkpoint.aux_ids import default_layers, resolve
 from eagle3diag.checkpoint.model import AuxIds
-from eagle3diag.engines.model import AuxCapture, ServedDraft
+from eagle3diag.engines.model import ServedDraft
 from eagle3diag.rules.model import Case
 from eagle3diag.rules.reading import is_eagle3
 
-__all__ = ["View", "could_be_default", "ids_to_write", "matches_default", "prefill_of", "serving_aux", "shown", "view_of", "write_advice"]
+__all__ = ["View", "could_be_default", "ids_to_write", "matches_default", "serving_aux", "shown", "target_fails", "view_of", "write_advice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,15 @@ def serving_aux(case: Case) -> ServedDraft | None:
     return None if served.refused is not None and served.refused.stage == "construct" else served
 
 
-def prefill_of(aux: AuxCapture) -> tuple[int, ...] | None:
-    """HF indices captured in prefill; from ids and shift alone where no target is given."""
-    if aux.prefill_hf is not None:
-        return aux.prefill_hf
-    if aux.ids is None or aux.shift is None:
-        return None
-    shift = aux.shift
-    return tuple(sorted({k + shift for k in aux.ids}))
+def target_fails(case: Case) -> bool:
+    """Whether the target class itself cannot hand out the states asked for in this version: AUX404 speaks for all that follows."""
+    from eagle3diag.engines.capture import target_support
+
+    if case.served is None or case.target is None:
+        return False
+    support = target_support(case.served.contract, case.target, case.launch)
+    works = support.behaviour is None or support.behaviour.captures == "stream"
+    return support.hook is False or support.refusal is not None or not works
 
 
 def could_be_default(layers: tuple[int, ...]) -> bool:
