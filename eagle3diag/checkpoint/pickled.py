@@ -115,6 +115,10 @@ def interpret(raw: IO[bytes]) -> Any:
                 break
             machine.step(op.name, arg)
         value = machine.stack.pop()
+    except Damaged:
+        if machine.foreign:  # the likelier reason for strange instructions
+            raise Foreign(tuple(machine.foreign)) from None
+        raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, MemoryError, RecursionError):
         if machine.foreign:
             raise Foreign(tuple(machine.foreign)) from None
