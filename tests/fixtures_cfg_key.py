@@ -19,10 +19,19 @@ OLD, NEW, VLLM = "sglang==0.5.9", "sglang==0.5.23", "vllm==0.33.0"
 
 
 def case(
-    tmp: Path, tensors: Any = None, config: Any = None, *, engine: str | None = None, target: Any = None, launch: str | None = None, **extra: Any
+    tmp: Path,
+    tensors: Any = None,
+    config: Any = None,
+    *,
+    engine: str | None = None,
+    target: Any = None,
+    launch: str | None = None,
+    **extra: Any,
 ) -> Case:
     """A case of a tiny draft; ``target`` is a dict of changes to the tiny target's config."""
-    folder = write_draft(tmp / "draft", tiny_tensors() if tensors is None else tensors, tiny_config() if config is None else config, **extra)
+    folder = write_draft(
+        tmp / "draft", tiny_tensors() if tensors is None else tensors, tiny_config() if config is None else config, **extra
+    )
     where = None if target is None else tiny_target(tmp / "target", **target)
     return make_case(folder, engine=engine, target=where, launch=launch)
 
@@ -90,7 +99,10 @@ FIRING: dict[str, Fixture] = {
     "CFG107": lambda p: case(p, config=tiny_config(num_attention_heads=8, drop=["head_dim"])),
     "CFG108": lambda p: case(p, config=tiny_config(max_position_embeddings=2048), target={}),
     "CFG109": lambda p: case(
-        p, tiny_tensors(layer="midlayer"), sglang(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, drop=["rope_theta"]), engine=OLD
+        p,
+        tiny_tensors(layer="midlayer"),
+        sglang(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, drop=["rope_theta"]),
+        engine=OLD,
     ),
     "CFG110": lambda p: case(p, config=tiny_config(norm_before_fc=True)),
     "CFG111": lambda p: case(p, config=sglang(target_hidden_size=None)),
@@ -123,7 +135,7 @@ QUIET: dict[str, Fixture] = {
         p,
         config=sglang(max_position_embeddings=2048),
         target={},
-        launch="python -m sglang.launch_server --model-path t --speculative-algorithm EAGLE3 --speculative-draft-model-path d --context-length 2048",
+        launch="sglang serve --model-path t --speculative-algorithm EAGLE3 --speculative-draft-model-path d --context-length 2048",
     ),
     "CFG109": lambda p: case(
         p, config=sglang(rope_parameters={"rope_theta": 1e5, "rope_type": "default"}, drop=["rope_theta"]), engine=NEW, target={}
@@ -133,7 +145,9 @@ QUIET: dict[str, Fixture] = {
     "CFG112": lambda p: case(p, target={}),
     "CFG113": lambda p: case(p, engine=VLLM),
     "CFG114": lambda p: case(
-        p, config=tiny_config(rope_scaling=MROPE), target={"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+        p,
+        config=tiny_config(rope_scaling=MROPE),
+        target={"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"},
     ),
     "CFG115": lambda p: case(p, config=sglang(), engine=VLLM, target={}),  # recorded, though not where this engine reads: AUX402
     "KEY201": lambda p: case(p, tiny_tensors(embed=False, t2d=False), engine=VLLM),

@@ -11,7 +11,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "eagle3diag"
-LEVELS = {"": 0, "checkpoint": 1, "weights": 2, "engines": 2, "hidden": 2, "draft": 2, "serving": 2, "rules": 3, "report": 4, "cli": 5, "__main__": 6}
+LEVELS = {
+    "": 0,
+    "checkpoint": 1,
+    "weights": 2,
+    "engines": 2,
+    "hidden": 2,
+    "draft": 2,
+    "serving": 2,
+    "rules": 3,
+    "report": 4,
+    "cli": 5,
+    "__main__": 6,
+}
 ROOTS = ("errors", "provenance", "display")  # at the bottom of the house
 MODULES = sorted(p.relative_to(ROOT).as_posix() for p in PACKAGE.rglob("*.py"))
 DRAWING = ("matplotlib", "IPython", "ipywidgets", "papermill", "nbconvert", "nbformat", "jinja2")
@@ -63,10 +75,19 @@ def test_imports_point_downwards(module: str) -> None:
 
 
 #: (used, by) inside the middle floor: serving judges with the draft's arithmetic, the draft reads dumps, and so on
-SIDEWAYS = {("hidden", "draft"), ("engines", "draft"), ("draft", "serving"), ("engines", "serving"), ("engines", "weights"), ("hidden", "serving")}
+SIDEWAYS = {
+    ("hidden", "draft"),
+    ("engines", "draft"),
+    ("draft", "serving"),
+    ("engines", "serving"),
+    ("engines", "weights"),
+    ("hidden", "serving"),
+}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if not m.startswith(("eagle3diag/report/", "eagle3diag/cli", "eagle3diag/__main__"))])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if not m.startswith(("eagle3diag/report/", "eagle3diag/cli", "eagle3diag/__main__"))]
+)
 def test_no_drawing_html_or_printing_below_report(module: str) -> None:
     path = ROOT / module
     drawing = [n for n, _ in _imports(path) if n.split(".")[0] in DRAWING or n == "html"]

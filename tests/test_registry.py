@@ -155,7 +155,7 @@ def test_an_engine_without_version_is_the_newest_and_says_so(draft: Path) -> Non
 
 
 def test_a_launch_line_of_another_engine_is_refused(draft: Path) -> None:
-    with pytest.raises(UsageError, match="vllm.*launch line starts sglang"):
+    with pytest.raises(UsageError, match=r"vllm.*launch line starts sglang"):
         make_case(draft, engine="vllm", launch=LINE)
 
 
@@ -177,7 +177,9 @@ def test_opened_objects_are_taken_as_they_are(draft: Path, tmp_path: Path) -> No
 # ------------------------------------------------------------------ pages
 def test_pages_in_the_repository_are_the_docstrings() -> None:
     folder = ROOT / "docs" / "rules"
-    assert {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.md")} == pages(), "run python -m eagle3diag.rules.pages docs/rules"
+    assert {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.md")} == pages(), (
+        "run python -m eagle3diag.rules.pages docs/rules"
+    )
 
 
 def test_every_code_has_a_page_and_a_line_in_the_index(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def configs_disagree(case: Case) -> Iterator[Finding]:
     configs = [c for c in case.draft.configs if c.schema in ("flat", "speculators")]
     if len(configs) < 2:
         return
-    main = configs[0]
+    main, disagreed = configs[0], False
     for other in configs[1:]:
         differing = [
             (fact, here, there)
@@ -150,16 +150,22 @@ def configs_disagree(case: Case) -> Iterator[Finding]:
             if not (fact == "aux_layers_hf" and _same_layers(case, main, there))
         ]
         if differing:
+            disagreed = True
             words = "; ".join(f"{_FACT_WORDS.get(f, f)} {_shown(a)} against {_shown(b)}" for f, a, b in differing[:3])
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             yield finding(
                 "CFG103",
                 f"{escaped(main.file)} and {escaped(other.file)} disagree: {words}{more}",
-                evidence={f: {main.file: a, other.file: b} for f, a, b in differing},
+                evidence={
+                    **{f: {main.file: a, other.file: b} for f, a, b in differing},
+                    "schema": {main.file: main.schema, other.file: other.schema},
+                    f"{main.file} is": default_reader(main),
+                    f"{other.file} is": default_reader(other),
+                },
                 remedy=f"Engines load {escaped(main.file)} and never open {escaped(other.file)}: write what is right there.",
                 where=other.file,
             )
-    yield from _wrong_schema(case, main, configs[1:])
+    yield from (f for f in _wrong_schema(case, main, configs[1:]) if not (disagreed and f.severity is Severity.INFO))
 
 
 def _shown(value: Any) -> str:
@@ -213,8 +219,8 @@ def wrong_architecture(case: Case) -> Iterator[Finding]:
     Engines 1.1 and 1.3; vLLM transitions, section 1.
     """
     served = case.served
-    if served is None or (not is_eagle3(case) and case.spec.algorithm != "peagle"):
-        return
+    if served is None or not is_eagle3(case):
+        return  # CFG113
     refused = served.refused
     if refused is None or refused.fact not in _ARCHITECTURE_FACTS or not case.draft.configs:
         return
@@ -314,7 +320,9 @@ def other_algorithm(case: Case) -> Iterator[Finding]:
         return
     name = _NAMES.get(case.spec.algorithm, case.spec.algorithm)
     served = case.served
-    at_home = served is not None and served.refused is None and case.spec.algorithm == "peagle" and served.contract.engine == "vllm"
+    own = {"eagle1": "eagle", "hass": "eagle", "peagle": "eagle3"}.get(case.spec.algorithm, case.spec.algorithm)
+    # started under its own method (P-EAGLE is EAGLE-3 with parallel drafting to vLLM): nothing to mend
+    at_home = served is not None and served.refused is None and served.algorithm == own
     yield finding(
         "CFG113",
         f"this is {name}, not EAGLE-3",

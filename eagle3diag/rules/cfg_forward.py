@@ -123,7 +123,7 @@ def rope(case: Case) -> Iterator[Finding]:
                 engines=label(case),
             )
             return
-    of_target = target.rope_theta.value if target is not None else None
+    of_target = target.rope_theta.value if target is not None and target.rope_theta.known else None
     ours = stated_theta if stated_theta is not None else (run.rope_theta if run is not None and run.rope_theta is not None else 10000.0)
     evidence = {"draft rope_theta": stated_theta, "readers run": ours, "target rope_theta": of_target}
     if stated_theta is None and (of_target is None or of_target != ours):

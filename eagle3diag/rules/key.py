@@ -98,6 +98,12 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
         fate = "refused" if loud else "dropped in silence"
         versions = _mapping_versions(case, prefix)
         known = " and ".join(m + "*" for m in maps)
+        wrapper = next((prefix.removesuffix(m.replace("N", "0")) for m in maps if prefix.endswith("." + m.replace("N", "0"))), "")
+        rename = (
+            f"Strip '{escaped(wrapper)}' from the names"
+            if wrapper
+            else f"Rename the layer: eagle3diag convert DRAFT OUT --to {served.contract.engine}"
+        )
         yield finding(
             "KEY203",
             f"{escaped(spelling)}.*: {len(names)} tensors ({lost:,} bytes) are {fate}, {label(case)[0]} maps only {known}",
@@ -110,9 +116,7 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
                 f"{served.contract.engine} versions that map it": versions,
                 **({"predicted message": served.refused.message} if loud and served.refused else {"layer starts as": _layer_start(case)}),
             },
-            remedy=f"Rename the layer: eagle3diag convert DRAFT OUT --to {served.contract.engine}"
-            + ("" if versions.startswith("no ") else f"; or use {served.contract.engine} {versions}")
-            + ".",
+            remedy=rename + ("" if versions.startswith("no ") else f"; or use {served.contract.engine} {versions}") + ".",
             where=prefix,
             engines=label(case),
         )
@@ -138,6 +142,8 @@ def _unfilled(case: Case) -> dict[str, str]:
     for name, start in served.never_filled.items():
         if start == "target" or name in ("lm_head.weight", "d2t"):
             continue  # KEY206, VAL307
+        if name == "embed_tokens.weight" and stated(case, "target_hidden_size").value is None and stated(case, "target_hidden_size").there:
+            continue  # CFG111: with the null gone the engine takes the target's
         file = case.spec.canonical.get(name)
         if file is not None and refused_tensor(case, file):
             continue  # in the file, but of a shape that is refused: KEY204, CFG105, CFG107
@@ -187,8 +193,8 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
     ## Source
     Loader runs, missing keys (executed); engines 2.2.
     """
-    if not is_eagle3(case) or not case.draft.tensors:
-        return
+    if not is_eagle3(case) or not case.draft.tensors or any(i.kind == "shard-missing" for i in case.draft.issues):
+        return  # tensors of an absent shard: KEY208
     gone = _unfilled(case)
     bias = gone.pop("fc.bias", None)
     wanted_bias = stated(case, "bias").value is True
@@ -252,7 +258,7 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     if served is None or not is_eagle3(case):
         return
     explained = {n for names in unmapped_layers(case).values() for n in names}
-    explained |= {w for n in _unfilled(case) if (w := _found_as(case, n))}
+    explained |= {w for n in (*_unfilled(case), "lm_head.weight") if (w := _found_as(case, n))}
     layers = case.spec.num_layers.value or 1
     flags = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm"}
     back = {v: k for k, v in case.spec.canonical.items()}
@@ -263,7 +269,7 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
             continue  # loud: ENG504; a draft without aux states needs no fc
         number = canonical.split(".")[1] if canonical.startswith("layers.") else "0"
         if name in explained or (number.isdigit() and int(number) >= layers):
-            continue  # KEY203, KEY201, KEY207
+            continue  # KEY203, KEY201, KEY206, KEY207
         if canonical == "lm_head.weight" and case.spec.tie_word_embeddings.value is True:
             continue  # CFG106
         if any(canonical.startswith(p) and stated(case, flag).value is not True for p, flag in flags.items()):
@@ -324,7 +330,9 @@ def missing_head(case: Case) -> Iterator[Finding]:
             "draft_vocab_size": case.spec.draft_vocab_size.value,
             "vocab_size": case.spec.vocab_size.value,
         },
-        remedy="Export lm_head.weight; where the head was frozen it is the target's rows selected by t2d.",
+        remedy=f"Rename {escaped(wrapped, 90)} to lm_head.weight."
+        if wrapped
+        else "Export lm_head.weight; where the head was frozen it is the target's rows selected by t2d.",
         where="lm_head.weight",
         engines=label(case),
     )

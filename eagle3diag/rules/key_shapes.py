@@ -80,14 +80,21 @@ def wrong_shape(case: Case) -> Iterator[Finding]:
             wrong[canonical] = (shape, want)
     if wrong.get("embed_tokens.weight") and "hidden_size" not in numbers(case.spec):
         del wrong["embed_tokens.weight"]
-    for canonical, (shape, want) in wrong.items():
-        name = file_name(case.spec, canonical)
+    for group in ([c for c in wrong if c != "t2d"], [c for c in wrong if c == "t2d"]):
+        if not group:
+            continue
+        shape, want = wrong[group[0]]
+        name = file_name(case.spec, group[0])
         words = " x ".join("any" if w is None else f"{w:,}" for w in want)
+        more = f"; {len(group) - 1} more tensors disagree" if len(group) > 1 else ""
         yield finding(
             "KEY204",
-            f"{escaped(name, 90)} is {' x '.join(f'{s:,}' for s in shape)}, the config makes it {words}",
-            severity=Severity.WARNING if canonical == "t2d" else None,
-            evidence={"tensor": name, "shape": list(shape), "expected": list(want), "sizes": numbers(case.spec)},
+            f"{escaped(name, 90)} is {' x '.join(f'{s:,}' for s in shape)}, the config makes it {words}{more}",
+            severity=Severity.WARNING if group == ["t2d"] else None,
+            evidence={
+                "sizes in the config": numbers(case.spec),
+                **{file_name(case.spec, c): {"file": list(wrong[c][0]), "config": list(wrong[c][1])} for c in group},
+            },
             remedy="Take config.json and weights from the same training run.",
             where=name,
             engines=label(case),
