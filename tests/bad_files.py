@@ -297,17 +297,13 @@ index("weight-map-list", "a weight_map that is a list", ["a"])
 index(
     "shard-missing", "two.safetensors: not there", {"a": "one.safetensors", "b": "two.safetensors"}, "shard-missing", one={"a": entry(0, 4)}
 )
-index("key-not-in-shard", "'b' is listed in one.safetensors but not in that file", {"a": "one.safetensors", "b": "one.safetensors"}, "shard-unlisted",
-      one={"a": entry(0, 4)})  # fmt: skip
-index(
-    "key-not-listed",
-    "'b' is in one.safetensors but not listed",
-    {"a": "one.safetensors"},
-    "shard-unlisted",
-    one={"a": entry(0, 4), "b": entry(4, 8)},
-)
-index("key-in-two", "'a' is in 2 files, one.safetensors and two.safetensors", {"a": "one.safetensors", "b": "two.safetensors"}, "shard-twice",
-      one={"a": entry(0, 4)}, two={"a": entry(0, 4), "b": entry(4, 8)})  # fmt: skip
+_ONE = {"a": entry(0, 4)}
+_BOTH = {"a": entry(0, 4), "b": entry(4, 8)}
+_SAID = {"a": "one.safetensors", "b": "one.safetensors"}
+index("key-not-in-shard", "'b' is listed in one.safetensors but not in that file", _SAID, "shard-unlisted", one=_ONE)
+index("key-not-listed", "'b' is in one.safetensors but not listed", {"a": "one.safetensors"}, "shard-unlisted", one=_BOTH)
+_SAID = {"a": "one.safetensors", "b": "two.safetensors"}
+index("key-in-two", "'a' is in 2 files, one.safetensors and two.safetensors", _SAID, "shard-twice", one=_ONE, two=_BOTH)
 
 
 @built(26, "shard-link-out", "leaves the folder by a link")
@@ -365,9 +361,13 @@ def _namespace(torch: Any) -> Any:
 
 torch_file("pickle-foreign", "needs `argparse.Namespace`", _namespace)
 torch_file("pickle-foreign-old", "needs `argparse.Namespace`", _namespace, old=True)
-torch_file(
-    "pickle-expanded", "an expanded view, 4,398,046,511,104 bytes over a storage of 4", lambda torch: {"w": torch.zeros(1).expand(2**40)}
-)
+
+
+def _expanded(torch: Any) -> Any:
+    return {"w": torch.zeros(1).expand(2**40)}
+
+
+torch_file("pickle-expanded", "an expanded view, 4,398,046,511,104 bytes over a storage of 4", _expanded)
 torch_file("pickle-expanded-old", "an expanded view, 4,398,046,511,104 bytes over a storage of 4", _expanded, old=True)
 torch_file("pickle-list", "holds a list, expected tensors by name", lambda torch: [torch.ones(2)])
 torch_file("pickle-optimizer", "the state of an optimizer", lambda torch: {"state": {0: {"step": torch.ones(1)}}, "param_groups": []})
