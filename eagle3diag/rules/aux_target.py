@@ -58,10 +58,11 @@ def target_without_hook(case: Case) -> Iterator[Finding]:
         remedy = f"No {engine} version on record hands out aux states for this target: use the other engine, or patch the class."
     yield finding(
         "AUX404",
-        f"{name} cannot hand out aux states in {served.contract.label}: {escaped(support.message, 220)}",
+        f"{name} cannot hand out aux states in {served.contract.label}" + (f", first in {later}" if later else ""),
         evidence={
             "target": name,
             "engine": served.contract.label,
+            "because": escaped(support.message, 240),
             "predicted_error": escaped(support.refusal, 200) if support.refusal else None,
             "first_version": support.since,
         },

@@ -79,7 +79,7 @@ def wrong_algorithm(case: Case) -> Iterator[Finding]:
     else:
         kind = "an EAGLE-3 draft" if sound[0] == "eagle3" else f"a draft of the kind {case.spec.algorithm}"
         title = f"{kind} is run as {_called(method)}: {escaped(why, 160)}"
-        if method == "eagle" and sound[0] == "eagle3":
+        if method == "eagle" and sound[0] == "eagle3" and served.refused is None:
             title += "; fc is skipped and the acceptance length falls to about 1"
         remedy = f"Give {spelled} on the launch line."
     evidence = {

@@ -235,7 +235,7 @@ def quirk(case: Case) -> Iterator[Finding]:
     for behaviour, text in served.quirks.items():
         yield finding(
             "ENG507",
-            f"{served.contract.label}: {escaped(text, 200)}",
+            escaped(text, 240),
             evidence={"behaviour": behaviour},
             remedy="Worth an upgrade only where numbers of different versions are compared.",
             where=behaviour,
