@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from eagle3diag.checkpoint.model import Checkpoint
 from eagle3diag.display import Shown
 from eagle3diag.errors import CheckpointError
-from eagle3diag.weights.renames import Match, Piece
+from eagle3diag.weights.pieces import Piece, piece_blocks
+from eagle3diag.weights.renames import Match
 from eagle3diag.weights.values import (
     BLOCK,
     FLOATS,
     ITEM_BYTES,
-    blocks_of,
     not_finite,
     ordered,
     surely_finite,
@@ -133,22 +133,10 @@ def compare(a: Checkpoint, b: Checkpoint, match: Match) -> ValueChange:
     return sums.result(match.name, n)
 
 
-def _slices(checkpoint: Checkpoint, piece: Piece, elements: int) -> Iterator[memoryview]:
-    """The bytes of a piece in blocks of about ``elements`` elements."""
-    size = ITEM_BYTES.get(piece.info.dtype, 0)
-    start, stop = (0, piece.info.nbytes) if not size or piece.start is None else (piece.elements[0] * size, sum(piece.elements) * size)
-    at = 0
-    for view in blocks_of(checkpoint, piece.info.name, elements * max(size, 1)):
-        lo, hi = max(start - at, 0), min(stop - at, len(view))
-        at += len(view)
-        if lo < hi:
-            yield view[lo:hi]
-
-
 def _pairs(a: Checkpoint, left: Piece, b: Checkpoint, right: Piece, elements: int) -> Iterator[tuple[memoryview, memoryview]]:
     """The same elements of both, in step, whatever the two widths and wherever the blocks end."""
     sizes = [ITEM_BYTES.get(p.info.dtype, 1) for p in (left, right)]
-    streams = (_slices(a, left, elements), _slices(b, right, elements))
+    streams = (piece_blocks(a, left, elements * sizes[0]), piece_blocks(b, right, elements * sizes[1]))
     x, y = memoryview(b""), memoryview(b"")
     try:
         while True:
@@ -200,7 +188,7 @@ class _Sums:
         self.inf: list[int] = [0, 0]
         self.fast = all(k in FLOATS and ITEM_BYTES[k] <= 2 for k in kinds)
         floats = [k for k in kinds if k in FLOATS]
-        self.narrow = min(floats, key=lambda k: FLOATS[k][0]) if len(floats) == 2 and kinds[0] != kinds[1] else ""
+        self.narrow = min(floats, key=lambda k: FLOATS[k]) if len(floats) == 2 and kinds[0] != kinds[1] else ""
         self.ulps: int | None = 0 if self.narrow else None
         self.work: list[torch.Tensor] = []
 

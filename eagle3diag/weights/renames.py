@@ -12,53 +12,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle3diag.checkpoint.model import Checkpoint, TensorInfo
+from eagle3diag.checkpoint.model import Checkpoint
+from eagle3diag.weights.pieces import ROLES, Piece, fused_parts, role
 
-__all__ = ["By", "Match", "Matching", "Piece", "match"]
+__all__ = ["By", "Match", "Matching", "match"]
 
 By = Literal["name", "dialect", "content", "shape and position"]
 
-#: fused tensor -> the tensors it holds, in row order (facts of the dialects, table (b))
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
-}
-
-#: what the format calls its tensors
-_ROLES = (
-    *("fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "input_norm", "mask_hidden"),
-    *("input_layernorm", "hidden_norm", "post_attention_layernorm", "q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm"),
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"),
-    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
-)
-
 _Unsettled = tuple[tuple[str, ...], tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows ``start`` to ``stop`` (first axis) of a tensor; both None for the whole."""
-
-    info: TensorInfo
-    start: int | None = None
-    stop: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the piece."""
-        if self.start is None or self.stop is None:
-            return self.info.shape
-        return (self.stop - self.start, *self.info.shape[1:])
-
-    @property
-    def elements(self) -> tuple[int, int]:
-        """First element and number of elements, row-major."""
-        n = 1
-        for d in self.shape:
-            n *= d
-        row = n // self.shape[0] if self.start is not None and self.shape[0] else 0
-        return (self.start or 0) * row, n
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +100,7 @@ def match(a: Checkpoint, b: Checkpoint, digest: Callable[[Checkpoint, str], Hash
     def place(c: Checkpoint, names: Mapping[str, str]) -> dict[str, Hashable]:
         return {n: (*_place(canonical), c.tensors[n].shape) for n, canonical in names.items()}
 
-    known_l, known_r = ({n for n, c in side.items() if _role(c) in _ROLES} for side in (left, right))
+    known_l, known_r = ({n for n, c in side.items() if role(c) in ROLES} for side in (left, right))
     for x, y in _unique(place(a, left), place(b, right), unsettled):
         # two roles the format knows are two tensors, however alike their shapes
         if not (x in known_l and y in known_r):
@@ -168,13 +129,6 @@ def _unique(a: Mapping[str, Hashable], b: Mapping[str, Hashable], unsettled: lis
     return pairs
 
 
-def _role(canonical: str) -> str:
-    parts = canonical.split(".")
-    if parts[-1] in ("weight", "bias") and len(parts) > 1:
-        parts.pop()
-    return parts[-1]
-
-
 def _place(canonical: str) -> tuple[str, str]:
     """Where a tensor sits without its own name: the module that holds it, and ``weight``, ``bias`` or nothing."""
     parts = canonical.split(".")
@@ -196,10 +150,8 @@ def _fused(one: Checkpoint, left: dict[str, str], two: Checkpoint, right: dict[s
     found: list[Match] = []
     spelled = {c: n for n, c in right.items()}
     for name, canonical in list(left.items()):
-        role = _role(canonical)
-        parts = FUSED.get(role, ())
-        names = [spelled.get(f".{p}".join(canonical.rsplit(f".{role}", 1)), "") for p in parts]
-        if not parts or not all(n in right for n in names):
+        names = [spelled.get(part, "") for part in fused_parts(canonical)]
+        if not names or not all(n in right for n in names):
             continue
         whole = one.tensors[name]
         infos = [two.tensors[n] for n in names]
