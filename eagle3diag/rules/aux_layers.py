@@ -6,9 +6,8 @@ What the engine captures is read off ``ServedDraft.aux``, what was meant off the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eagle3diag.engines.model import AuxCapture
 from eagle3diag.errors import escaped
 from eagle3diag.rules.aux_view import (
     View,
@@ -24,6 +23,9 @@ from eagle3diag.rules.aux_view import (
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.reading import is_eagle3, label, shape_of
 from eagle3diag.rules.registry import finding, rule
+
+if TYPE_CHECKING:
+    from eagle3diag.engines.model import AuxCapture
 
 
 @rule("AUX401", severity=Severity.WARNING, needs=("draft", "engine"))

@@ -7,12 +7,15 @@ default layers, habit, in this order). All layers are HF indices; ids as recorde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from eagle3diag.checkpoint.aux_ids import default_layers, resolve
 from eagle3diag.checkpoint.model import AuxIds
-from eagle3diag.engines.model import ServedDraft
 from eagle3diag.rules.model import Case
 from eagle3diag.rules.reading import is_eagle3
+
+if TYPE_CHECKING:
+    from eagle3diag.engines.model import ServedDraft
 
 __all__ = ["View", "could_be_default", "ids_to_write", "matches_default", "serving_aux", "shown", "target_fails", "view_of", "write_advice"]
 

@@ -10,12 +10,13 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from eagle3diag.checkpoint.model import Checkpoint, TargetSpec
-from eagle3diag.engines.model import Launch
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.rules.model import Case, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from eagle3diag.engines.model import Launch
 
 __all__ = ["check", "make_case"]
 

@@ -7,13 +7,15 @@ matters to *this* draft.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eagle3diag.engines.model import ServedDraft
 from eagle3diag.errors import escaped
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.reading import label
 from eagle3diag.rules.registry import finding, rule
+
+if TYPE_CHECKING:
+    from eagle3diag.engines.model import ServedDraft
 
 #: algorithms under which a draft of each kind is sound
 _SOUND = {

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.display import Shown
-from eagle3diag.engines.model import Launch, ServedDraft
+
+if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that room
+    from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+    from eagle3diag.engines.model import Launch, ServedDraft
 
 __all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
 
