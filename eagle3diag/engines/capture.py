@@ -1,8 +1,8 @@
 """Which target states reach the draft: the ids the engine reads, through the target class's own rules, as HF indices.
 
-Three steps: read the ids where this version looks for them (contract), map them by the target class's rules (``targets``), and say what the
-graph-replayed verify steps use instead. Nothing is guessed silently: without a target, or with a class on no list, the engine's general rule is
-used and ``source`` says so. Facts: engine report section 3, the capture runs, and the table of version changes.
+Three steps: read the ids where this version looks for them (contract), map them by the target class's rules (``targets``), and say what
+the graph-replayed verify steps use instead. Nothing is guessed silently: without a target, or with a class on no list, the engine's
+general rule is used and ``source`` says so. Facts: engine report section 3, the capture runs, and the table of version changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def capture(
         contract: what the version does.
         config: the draft config the engine loads, in its own schema (flat or speculators).
         target: facts of the target; without it only ids that need no layer count can be mapped.
-        launch: a launch line, where it decides (graphs off, ids given, model implementation).
+        launch: a launch line, where it decides (graphs off, model implementation).
         hidden: draft hidden size; tells a silent bypass from a shape error where a single state is left.
 
     Returns:
@@ -59,7 +59,7 @@ def capture(
         nothing is captured.
     """
     support = target_support(contract, target, launch)
-    read = _read(contract, config, launch)
+    read = _read(contract, config)
     if _flag_off(contract, config):
         source = "eagle_config.use_aux_hidden_state is false: the target's last hidden state, no auxiliary ones"
         return AuxCapture(None, source, (), (), read.unread, hook=support.hook)
@@ -80,7 +80,8 @@ def capture(
     if override and rules.store == "flags" and got.hf is not None and default.hf is not None:
         union = tuple(sorted({*got.hf, *default.hf}))
         if len(union) != len(got.hf):
-            problem = f"layer flags set for the default before graph capture are never cleared: an eager forward captures {list(union)}, fc is built for {len(got.hf)} states"
+            flags = "layer flags set for the default before graph capture are never cleared"
+            problem = f"{flags}: an eager forward captures {list(union)}, fc is built for {len(got.hf)} states"
             loud = True
     source = read.source if read.ids is not None else _default_source(rules, n)
     if support.hook is None:
@@ -130,7 +131,7 @@ def _as_read(contract: Contract, config: Mapping[str, Any]) -> dict[str, tuple[s
     return flat
 
 
-def _read(contract: Contract, config: Mapping[str, Any], launch: Launch | None) -> _Read:
+def _read(contract: Contract, config: Mapping[str, Any]) -> _Read:
     seen = _as_read(contract, config)
     recorded = dict(_places(config).values())
     if isinstance(layer := config.get("transformer_layer_config"), Mapping):
@@ -147,14 +148,10 @@ def _read(contract: Contract, config: Mapping[str, Any], launch: Launch | None) 
     if taken and ids is None and not problem:
         taken = ""
     source = f"config.json: {taken}" if taken else _DEFAULT
-    if launch is not None and launch.aux_ids is not None:
-        ids, source, taken, problem = launch.aux_ids, "launch line", "", ""
     unread = {}
     for place, other in recorded.items():
         found, _ = _integers(other, "sglang")
-        if place != taken and found and found != ids:
-            unread[place] = found
-        elif place != taken and found and not taken:
+        if found and place != taken and (not taken or found != ids):
             unread[place] = found
     return _Read(ids, source, unread, problem)
 
@@ -169,7 +166,7 @@ def _integers(value: Any, engine: str) -> tuple[tuple[int, ...] | None, str]:
 
 
 def _flag_off(contract: Contract, config: Mapping[str, Any]) -> bool:
-    if not _fact(contract, "use_aux_flag", False):
+    if _fact(contract, "use_aux_flag", False) is not True:  # a version may also refuse: it still asks for the states
         return False
     eagle = config.get("eagle_config")
     if config.get("speculators_config") is not None and _fact(contract, "reads_speculators", False):

@@ -13,6 +13,7 @@ from typing import Any
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.engines.model import AuxCapture, Contract, Launch, Refusal
 from eagle3diag.engines.parameters import uses_aux
+from eagle3diag.engines.targets import target_support
 from eagle3diag.engines.view import EngineView, Sizes
 
 __all__ = ["construction", "draft_dtype", "later", "served_context", "start"]
@@ -107,8 +108,9 @@ def start(
             "the file holds no d2t, which this version asks for in any case",
             "d2t_missing",
         )
-    if algorithm == "eagle3" and aux.hook is False and aux.loud:
-        yield Refusal("start", aux.problem, "this target class cannot hand out auxiliary hidden states in this version", "target support")
+    support = target_support(contract, target, launch)
+    if algorithm == "eagle3" and support.refusal is not None and (support.always or uses_aux(view, contract)):
+        yield Refusal("start", support.refusal, support.message, "target support")
 
 
 def derived_context(config: Mapping[str, Any]) -> int | None:
@@ -163,7 +165,7 @@ def _later(
     filled: Mapping[str, str],
     algorithm: str,
 ) -> Iterator[str]:
-    if algorithm == "eagle3" and aux.loud and aux.hook is not False and aux.problem:
+    if algorithm == "eagle3" and aux.loud and aux.problem and target_support(contract, target, launch).refusal is None:
         yield aux.problem
     if contract["n_aux_buffers"] == "target-config" and s.n_aux != 3 and algorithm == "eagle3":
         yield f"{s.n_aux} states: {contract.label} sizes idle and draft-extend buffers by the target's config, which means 3"

@@ -180,7 +180,7 @@ def serve(
     flags = {"use_aux_hidden_state": uses_aux(view, contract), "norm_before_fc": wants_norm_before_fc(view, contract)}
     loaded = load(draft.tensors, params, contract, tied=tied, flags=flags)
     never = _after_load(loaded, params, view, s, contract, algorithm)
-    aux = capture(contract, view.config, target, launch, s.target_hidden)
+    aux = capture(contract, draft.config or view.config, target, launch, s.hidden)
     if algorithm != "eagle3":
         aux = _no_aux(aux, why)
     refused = _first(view, s, contract, algorithm, loaded, never, aux, spec, target, launch)

@@ -1,7 +1,8 @@
 """Target classes: whether one hands out auxiliary states in an engine version, and by which rules.
 
-The facts are data (``contracts/*_targets.toml``): families of classes, each with a cumulative list of changes. This module picks the row for one
-class and one version; what the row means for given ids is ``capture``'s business. A class on no list is unknown, which is neither yes nor no.
+The facts are data (``contracts/*_targets.toml``): families of classes, each with a cumulative list of changes. This module picks the row
+for one class and one version; what the row means for given ids is ``capture``'s business. A class on no list is unknown, which is
+neither yes nor no.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TargetSupport:
         message: one line for people; empty where it works.
         refusal: the engine's predicted error text where it stops at start, else None.
         behaviour: by which rules it captures; None without a hook.
+        always: the refusal holds even for a draft that takes no auxiliary states (an allow-list of model types).
     """
 
     hook: bool | None
@@ -63,6 +65,7 @@ class TargetSupport:
     message: str
     refusal: str | None
     behaviour: Behaviour | None = field(default=None, compare=False)
+    always: bool = False
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +100,7 @@ def _row(engine: str, arch: str, version: str) -> tuple[bool | None, Behaviour |
 
 
 def _model_types(engine: str, target: TargetSpec) -> list[str]:
-    """The model types a substring test may see: as configured, and those of the named architectures; no wrapper's where the text says its own."""
+    """Model types a substring test may see: the text model's own where it names its class, else as configured and by architecture."""
     table = _data(engine).get("model_types", {})
     text = table.get(target.text_architecture.value)
     return [str(t) for t in ([text] if text else [target.model_type.value, table.get(target.architecture.value)]) if t]
@@ -134,7 +137,8 @@ def _first(engine: str, arch: str, types: list[str], newer_than: str) -> str | N
     newer = [v for v in usable if not versions.at_least(newer_than, v)]
     hook, row = _row(engine, arch, newer_than)
     works = bool(hook and row is not None and row.captures in ("stream", "mlp-branch"))
-    return (usable or [None])[0] if works else (newer or usable or [None])[0]
+    ranked = usable if works else newer + usable
+    return ranked[0] if ranked else None
 
 
 def _backend(launch: Launch | None) -> str | None:
@@ -159,9 +163,8 @@ def target_support(contract: Contract, target: TargetSpec | None, launch: Launch
     later = f"; first in {since}" if since and not versions.at_least(version, since) else ""
     refused = _refused_type(engine, version, types)
     if refused is not None:
-        return TargetSupport(
-            hook, since, f"{shown}: {engine} {version} refuses EAGLE-3 for model type '{escaped(types[0])}'{later}", refused, row
-        )
+        message = f"{shown}: {engine} {version} refuses EAGLE-3 for model type '{escaped(types[0])}'{later}"
+        return TargetSupport(hook, since, message, refused, row, always=True)
     if hook is None:
         return TargetSupport(None, None, f"target class {shown} is not on record for {engine}: assumed to capture as most classes do", None)
     if not hook:
@@ -170,7 +173,7 @@ def target_support(contract: Contract, target: TargetSpec | None, launch: Launch
         return TargetSupport(False, since, f"{shown} has no capture hook in {engine} {version}{ever}", text)
     assert row is not None
     if row.captures == "nothing":
-        message = f"{shown} accepts the layer ids in {engine} {version} but its model never captures a state: the first forward fails to unpack{later}"
+        message = f"{shown} takes the layer ids in {engine} {version} but never captures a state: the first forward fails{later}"
         return TargetSupport(True, since, message, None, row)
     if row.captures == "error":
         return TargetSupport(True, since, f"{shown} raises when the layer ids are set in {engine} {version}{later}", row.error, row)
