@@ -110,15 +110,15 @@ def test_story_4_vllm_016_refuses_the_target_and_says_why(tmp_path):
     assert served.refused is not None
     assert served.refused.stage == "start"
     assert found(report, "error").keys() & {"AUX404", "ENG504"}
-    assert "EAGLE-3" in served.refused.message
-    assert "0.18.0" in served.refused.message  # the first version that takes it
+    assert "Eagle3 is only supported for" in served.refused.message
+    assert "0.18.0" in served.refused.why  # the first version that takes it
 
 
 def test_the_stories_need_no_torch(tmp_path):
     where, to = sparse_draft(tmp_path, KIMI_DRAFT), target(tmp_path, KIMI_TARGET)
     code = (
         "import sys; from eagle3diag.cli import main; "
-        f"rc = main(['check', {str(where)!r}, '--target', {str(to)!r}, '--engine', 'sglang==0.5.9', '--headers-only', '--format', 'json']); "
+        f"rc = main(['check', {str(where)!r}, '--target', {str(to)!r}, '--engine', 'sglang==0.5.9', '--headers-only', '--format', 'json']);"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules; sys.exit(rc)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
