@@ -156,7 +156,10 @@ def test_context_longer_than_the_draft(tmp_path):
     assert "64" in refused.message
     assert serve(short, "sglang==0.5.0rc2", target=to).refused is None
     assert serve(short, "vllm==0.33.0", target=to).refused is None
-    line = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path t --speculative-algorithm EAGLE3 --speculative-draft-model-path d"
+    line = (
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path t "
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path d"
+    )
     assert serve(short, "sglang==0.5.1", target=to, launch=parse_launch(line)).refused is None
 
 
