@@ -1,8 +1,8 @@
 """Rewrite a draft for another reader: the same bytes under other names, the same facts in another config.
 
-Lossless or not at all. What the goal cannot hold is found twice: from the table of what each reader honours, and by reading the planned result
-back before a byte is written and comparing its facts with the source's. Either stops the conversion unless allowed by name. The output
-appears whole, by renaming a finished folder into place, never inside the source.
+Lossless or not at all. What the goal cannot hold is found twice: from the table of what each reader honours, and by reading
+the planned result back before a byte is written and comparing its facts with the source's. Either stops the conversion unless
+allowed by name. The output appears whole, by renaming a finished folder into place, never inside the source.
 """
 
 from __future__ import annotations
@@ -120,12 +120,14 @@ def convert(
     after = draft_spec(_planned(draft, named, config))
     reasons = {name: why for name, (why, _) in gone.items()}
     for fact, (was, now) in _differences(spec, after).items():
-        if fact not in reasons and not any(fact.startswith(name) for name in gone):
+        if fact not in reasons and not any(fact in _FOLLOWS.get(name, ()) for name in gone):
             reasons[fact] = f"{fact} {was} would be read as {now}"
+    if "mla" in gone:
+        raise UsageError(f"{shown}: the {goal.text} layout has no place for {gone['mla'][0]}; convert to an engine that runs it")
     refused = [n for n in reasons if n not in set(allow)]
     if refused:
         said = "; ".join(f"{escaped(n)}: {escaped(reasons[n], 160)}" for n in refused)
-        raise UsageError(f"{shown}: the {goal.text} layout cannot hold {said}. Allow each by its name to convert without it")
+        raise UsageError(f"{shown}: the {goal.text} layout cannot hold {said}. Allow by name (--allow NAME) what may be lost")
     written = _write(draft, named, config, place)
     renamed: dict[str, list[str]] = {}
     for name, piece in named.items():
@@ -146,19 +148,20 @@ def convert(
 
 def _place(draft: Checkpoint, out: Path) -> Path:
     """The output folder, checked: outside the source, and not there yet or empty."""
-    place = Path(os.path.abspath(out))
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
+    try:
+        place = out.resolve()
+    except (OSError, RuntimeError, ValueError):
+        raise UsageError(f"{escaped(out, 300)}: not a usable path; name another place") from None
+    if place.exists() and not place.is_dir():
         raise UsageError(f"{escaped(out, 300)}: not a folder; name one that does not exist yet")
     if place.is_dir() and any(place.iterdir()):
         raise UsageError(f"{escaped(out, 300)}: not empty; name a folder that does not exist yet")
     source = Path(draft.path)
     if source.exists():
         folder = (source if source.is_dir() else source.parent).resolve()
-        real = place.resolve()
-        if real == folder or folder in real.parents:
-            raise UsageError(
-                f"{escaped(out, 300)}: lies inside the source folder {escaped(folder, 300)}; nothing is written there, name another place"
-            )
+        if place == folder or folder in place.parents:
+            inside = f"lies inside the source folder {escaped(folder, 300)}"
+            raise UsageError(f"{escaped(out, 300)}: {inside}; nothing is written there, name another place")
     return place
 
 
@@ -185,9 +188,9 @@ def _split(draft: Checkpoint, spec: DraftSpec) -> dict[str, Piece]:
         total = info.shape[0] if info.shape else 0
         sizes = [rows.get(role(p), total // len(parts)) for p in parts]
         if sum(sizes) != total or 0 in sizes or role(parts[0]) == "q_a_proj":
-            raise UsageError(
-                f"{escaped(draft.path, 300)}: cannot take {escaped(name)} apart: {total} rows, the config makes them {' + '.join(map(str, sizes))}"
-            )
+            asked = " + ".join(map(str, sizes))
+            shown = escaped(draft.path, 300)
+            raise UsageError(f"{shown}: cannot take {escaped(name)} apart: {total} rows, the config makes them {asked}")
         start = 0
         for part, size in zip(parts, sizes, strict=True):
             out[part] = Piece(info, start, start + size)
@@ -202,21 +205,22 @@ def _planned(draft: Checkpoint, named: Mapping[str, Piece], config: Mapping[str,
     return Checkpoint(path=draft.path, files=("model.safetensors",), tensors=tensors, configs=(ConfigFile("config.json", schema, config),))
 
 
+#: facts that change with a lost one
+_FOLLOWS = {"use_aux_hidden_state": ("state", "fc"), "layers": ("layers_in_file",), "aux_ids": ("aux_layers",)}
+
+#: facts whose meaning the wiring holds; their spelling may differ
+_BY_WIRING = (
+    *("architecture", "norm_output", "rope_theta", "rope_scaling", "norm_before_residual"),
+    *("norm_before_fc", "fc_norm", "sliding_window"),
+)
+
+
 def _differences(before: DraftSpec, after: DraftSpec) -> dict[str, tuple[Any, Any]]:
     """Facts the result would be read with that are not the source's; what the source did not know may become known."""
     out = before.wiring.differences(after.wiring)
-    # the wiring is what these mean; their spelling may differ
+    own_head = "lm_head.weight" in before.canonical
     for name, value in before.values().items():
-        if name in (
-            "architecture",
-            "norm_output",
-            "rope_theta",
-            "rope_scaling",
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "sliding_window",
-        ):
+        if name in _BY_WIRING or (name == "tie_word_embeddings" and own_head):
             continue
         now = getattr(after, name).value
         if value.value is not None and now != value.value:
@@ -229,12 +233,16 @@ def _differences(before: DraftSpec, after: DraftSpec) -> dict[str, tuple[Any, An
 
 
 def _bytes(piece: Piece) -> int:
-    first, count = piece.elements
+    count = piece.elements[1]
     return piece.info.nbytes if piece.start is None else count * (piece.info.nbytes // max(piece.info.numel, 1))
 
 
 def _write(draft: Checkpoint, named: Mapping[str, Piece], config: Mapping[str, Any], place: Path) -> int:
     """Write the folder beside its place and rename it there; the bytes of tensor data."""
+    try:
+        text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    except ValueError:
+        raise UsageError(f"{escaped(draft.path, 300)}: the config holds an infinite number; replace it by a finite one") from None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{place.name[:40]}.", dir=place.parent))
@@ -245,7 +253,7 @@ def _write(draft: Checkpoint, named: Mapping[str, Piece], config: Mapping[str, A
             total = _tensors(f, draft, named)
             f.flush()
             os.fsync(f.fileno())
-        (temporary / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        (temporary / "config.json").write_text(text, encoding="utf-8")
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o777 & ~mask)
@@ -302,6 +310,8 @@ def _translated(draft: Checkpoint, spec: DraftSpec, config: Mapping[str, Any]) -
         out["norm_output"] = (
             f"{escaped(source['norm_output'])} means the final norm in SpecForge; not written, since readers take it for the feedback"
         )
+    if config["tie_word_embeddings"] is not bool(spec.tie_word_embeddings.value):
+        out["tie_word_embeddings"] = "true -> false: the draft has its own lm_head"
     if spec.wiring.rope_theta != spec.rope_theta.value or spec.wiring.rope_scaling != spec.rope_scaling.value:
         said = f"theta {spec.rope_theta.value}, scaling {spec.rope_scaling.value}"
         out["rope"] = (
@@ -331,7 +341,7 @@ def _notes(draft: Checkpoint, spec: DraftSpec, goal: Goal, places: Mapping[str, 
     def notes() -> Iterator[str]:
         nested = places.get("nested")
         if goal.layout == "sglang" and nested and nested[0] != 1:
-            yield f"SGLang 0.5.13 and newer take ids that do not start with 1 as they are on DeepSeek and Kimi targets: {nested} would be one layer early there"
+            yield f"on DeepSeek and Kimi targets SGLang 0.5.13 and newer take {nested} as HF indices, since they do not start with 1"
         if spec.aux.raw is None:
             yield "no aux layer ids recorded: every reader takes its default layers"
         elif not spec.aux.settled and len(spec.aux.readings) > 1:

@@ -1,7 +1,7 @@
 """The layouts a draft can be rewritten in: what each calls the tensors, where it keeps each fact, and what it cannot hold.
 
-What a reader honours is a table, one release per feature (``None``: never), so a goal with a version (``sglang==0.5.9``) is judged for that version
-and one without for the newest. Sources: facts of the engines, sections 0 to 2, and of the vLLM transitions.
+What a reader honours is a table, one release per feature, so a goal with a version (``sglang==0.5.9``) is judged for that version and
+one without for the newest. Sources: facts of the engines, sections 0 to 2, and of the vLLM transitions.
 """
 
 from __future__ import annotations
@@ -78,10 +78,6 @@ _SINCE: dict[str, dict[str, _Version]] = {
 
 #: first SGLang that reads ``layers.N.*``; older ones know ``midlayer.*`` alone
 _PLAIN_NAMES = (0, 5, 12)
-
-#: features whose first SGLang reads ``layers.N.*`` too: a draft that has one is written so, which also keeps SpecForge's own meaning of
-#: ``norm_output`` (it goes with ``midlayer.*``) away from it
-_MODERN = ("layers", "n_aux", "fc_norm", "norm_output", "norm_before_fc")
 
 _OWN_KEYS = frozenset(
     (
@@ -177,9 +173,13 @@ def features(checkpoint: Checkpoint, spec: DraftSpec) -> Iterator[tuple[str, str
     if w.norm_before_residual:
         yield "norm_before_residual", "norm_before_residual true: the residual is the normed state", ()
     if w.norm_before_fc:
-        yield "mla_norm_before_fc" if mla else "norm_before_fc", "input_norm in front of fc", ()
+        yield "mla_norm_before_fc" if mla else "norm_before_fc", "input_norm in front of fc", having("input_norm.weight")
     if w.fc_norm:
-        yield "mla_fc_norm" if mla else "fc_norm", "one norm per aux state in front of fc", ()
+        yield (
+            "mla_fc_norm" if mla else "fc_norm",
+            "one norm per aux state in front of fc",
+            tuple(n for n in names if n.startswith("fc_norm.")),
+        )
     if w.norm_output:
         yield "mla_norm_output" if mla else "norm_output", "the state fed back is post-norm", ()
     if not w.final_norm:
@@ -235,7 +235,11 @@ def goal_name(canonical: str, goal: Goal, spec: DraftSpec) -> str:
 
 
 def plain_names(goal: Goal, spec: DraftSpec) -> bool:
-    """Whether an SGLang goal is written with ``layers.0.*``."""
+    """Whether an SGLang goal is written with ``layers.0.*``.
+
+    A draft with a feature that needs a release which knows these names anyway gets them; that also keeps ``norm_output`` from
+    being read in SpecForge's own meaning, which goes with ``midlayer.*``.
+    """
     if goal.version is not None:
         return goal.version >= _PLAIN_NAMES
     w = spec.wiring
@@ -279,9 +283,8 @@ def config_for(checkpoint: Checkpoint, spec: DraftSpec, goal: Goal, places: Mapp
     """
     missing = [n for n in _NEEDED if getattr(spec, n).value is None]
     if missing:
-        raise UsageError(
-            f"{escaped(checkpoint.path, 300)}: cannot write a config, {', '.join(missing)} stated nowhere; put the draft's config.json beside it"
-        )
+        gone = f"{', '.join(missing)} stated nowhere"
+        raise UsageError(f"{escaped(checkpoint.path, 300)}: cannot write a config, {gone}; put the draft's config.json beside it")
     source = checkpoint.configs[0]
     top, (_, layer) = source.data, layer_part(source)
     base = {k: v for k, v in layer.items() if k not in _OWN_KEYS and k not in _TOP_KEYS}
@@ -289,11 +292,19 @@ def config_for(checkpoint: Checkpoint, spec: DraftSpec, goal: Goal, places: Mapp
         value = getattr(spec, name).value
         if value is not None:
             base[key] = value
+    if not goal.honours("attention_bias") and "attention_bias" in base:
+        # there the flag only makes an o_proj.bias, uninitialised where the file has none
+        base["attention_bias"] = "layers.0.self_attn.o_proj.bias" in spec.canonical
+    if not goal.honours("mlp_bias") and "mlp_bias" in base:
+        base["mlp_bias"] = False
+    if goal.layout == "sglang" and "fc.bias" in spec.canonical:
+        base["bias"] = True
     base.setdefault("hidden_act", "silu")
     base.setdefault("model_type", "qwen3" if spec.draft_class == "qwen3" else "llama")
     base |= _rope(spec)
     keep = {k: top[k] for k in _TOP_KEYS if k in top}
-    keep["tie_word_embeddings"] = bool(spec.tie_word_embeddings.value)
+    # a draft with its own head is not tied, whatever the config says: SGLang would drop the head
+    keep["tie_word_embeddings"] = bool(spec.tie_word_embeddings.value) and "lm_head.weight" not in spec.canonical
     dtype = spec.dtype.value
     flags = _flags(spec, goal)
     wide = (
@@ -346,11 +357,17 @@ def _rope(spec: DraftSpec) -> dict[str, Any]:
 def _flags(spec: DraftSpec, goal: Goal) -> dict[str, bool]:
     """The norm flags as the goal's reader means them."""
     w = spec.wiring
-    out = {"norm_before_residual": w.norm_before_residual, "norm_before_fc": w.norm_before_fc, "fc_norm": w.fc_norm}
+    mla = spec.draft_class == "mla"
+
+    def held(flag: str) -> bool:
+        return goal.honours(f"mla_{flag}" if mla and flag != "norm_before_residual" else flag)
+
+    flags = {"norm_before_residual": w.norm_before_residual, "norm_before_fc": w.norm_before_fc, "fc_norm": w.fc_norm}
+    out = {k: v and held(k) for k, v in flags.items()}
     if goal.layout == "sglang":
-        out = {k: v for k, v in out.items() if v and goal.honours(k)}
+        out = {k: v for k, v in out.items() if v}
     # never written as false: beside midlayer.* SpecForge would read that as "no final norm"
-    return out | ({"norm_output": True} if w.norm_output else {})
+    return out | ({"norm_output": True} if w.norm_output and held("norm_output") else {})
 
 
 def _speculators(
