@@ -127,7 +127,6 @@ def _place(a: argparse.Namespace, output: str) -> None:
 
 def _emit(a: argparse.Namespace, text: str) -> None:
     if a.output:
-        _place(a, a.output)
         _write(a.output, text + "\n")
     else:
         print(text)
@@ -289,7 +288,8 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
     from eagle3diag.report import notebooks
 
     out = a.output or f"{notebooks.stem(name)}.html"
-    _place(a, out)
+    if not a.output:
+        _place(a, out)
     done = notebooks.run(name, params, out)
     if a.format == "json":
         from eagle3diag.report.jsonout import dumps
@@ -330,6 +330,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     if a.command is None:
         raise UsageError("no command given; try 'eagle3diag check DRAFT' or 'eagle3diag demo', 'eagle3diag --help' lists all")
+    if a.output:
+        _place(a, a.output)
     status: int = a.run(a)
     sys.stdout.flush()
     return status
@@ -376,7 +378,10 @@ def _silence_stdout() -> None:
 
 
 def entry() -> int:
-    """What the console script runs: library warnings would be noise on stderr unless they were asked for."""
+    """What the console script runs: library warnings would be noise on stderr, and a stream that cannot spell a sign shows ``?``."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     if not sys.warnoptions:
         import warnings
 

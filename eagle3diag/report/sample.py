@@ -81,7 +81,7 @@ def planted(
             yield from checkpoint.blocker(origin[info.name], block)
             return
         raw = changed[info.name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        yield from (memoryview(raw[at : at + block]) for at in range(0, len(raw), block))
+        yield from (memoryview(bytearray(raw[at : at + block])) for at in range(0, len(raw), block))
 
     return replace(checkpoint, path=what, tensors=dict(sorted(infos.items())), configs=configs, reader=read, blocker=blocks)
 

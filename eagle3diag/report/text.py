@@ -69,7 +69,7 @@ def _table(one: Table, colour: bool) -> list[str]:
 
 def of(view: View, *, colour: bool = False) -> str:
     """One view as lines of text, without a line break at the end."""
-    head = _wrapped(view.summary, "  ", f"{view.title}: " if view.title else "")
+    head = _wrapped(view.summary, "  ", f"{escaped(view.title, 200)}: " if view.title else "")
     parts = [[_painted(head, view.status, colour)]]
     parts += [_block(b, colour) for b in view.blocks]
     parts += [lines for t in view.tables if (lines := _table(t, colour))]

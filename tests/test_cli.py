@@ -1,0 +1,344 @@
+"""The command line: streams, exit status, shapes, and that nothing a user or a file does ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3diag import cli
+from eagle3diag.rules import registry
+from eagle3diag.rules.model import Case, Finding, Severity
+from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
+
+ROOT = Path(__file__).parent.parent
+OLD, NEW = "sglang==0.5.9", "vllm==0.33.0"
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return write_draft(tmp_path / "draft", tiny_tensors(), tiny_config())
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny_target(tmp_path / "target")
+
+
+class Run:
+    """One call of ``main`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *argv: object) -> tuple[int, str, str]:
+        status = cli.main([str(a) for a in argv])
+        out, err = self.capsys.readouterr()
+        assert "Traceback" not in out + err
+        return status, out, err
+
+    def json(self, *argv: object) -> Any:
+        status, out, err = self(*argv, "--format", "json")
+        assert err == ""
+        assert status in (0, 1)
+        return json.loads(out)
+
+    def refused(self, *argv: object) -> str:
+        status, out, err = self(*argv)
+        assert status == 2
+        assert out == ""
+        assert len(err.splitlines()) == 1
+        assert err.startswith("eagle3diag: ")
+        return err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+# ------------------------------------------------------------------ check
+
+
+def test_a_sound_draft_is_healthy(run: Run, draft: Path, target: Path) -> None:
+    status, out, err = run("check", draft, "--target", target, "--engine", NEW)
+    assert (status, err) == (0, "")
+    assert "HEALTHY" in out.splitlines()[0] + out.splitlines()[1]
+
+
+def test_findings_give_status_one_and_the_shape(run: Run, draft: Path) -> None:
+    status, out, err = run("check", draft, "--engine", OLD, "--format", "json")
+    assert (status, err) == (1, "")
+    body = json.loads(out)
+    assert (body["schema"], body["verdict"]) == (1, "broken")
+    assert "KEY203" in {f["code"] for f in body["findings"]}
+    assert {"code", "severity", "title", "evidence", "remedy", "engines"} <= set(body["findings"][0])
+    assert {"code", "why"} <= set(body["skipped"][0])
+    assert body["draft"]["dialect"]["name"]
+    assert body["engine"]["label"] == "sglang 0.5.9"
+
+
+def test_fail_on_warning_lowers_the_bar(run: Run, tmp_path: Path) -> None:
+    short = write_draft(tmp_path / "short", tiny_tensors(), tiny_config(max_position_embeddings=64))
+    target = tiny_target(tmp_path / "target")
+    given = ("check", short, "--target", target, "--engine", NEW)
+    body = run.json(*given)
+    assert {f["severity"] for f in body["findings"]} & {"error", "warning"} == {"warning"}
+    assert run(*given)[0] == 0
+    assert run(*given, "--fail-on", "warning")[0] == 1
+
+
+def test_headers_only_lists_value_rules_as_skipped(run: Run, draft: Path) -> None:
+    body = run.json("check", draft, "--headers-only")
+    why = {s["code"]: s["why"] for s in body["skipped"]}
+    for code in [c for c in registry.load_all() if c.startswith("VAL")]:
+        assert "headers-only" in why[code]
+    assert body["headers_only"] is True
+
+
+def test_a_launch_line_comes_from_the_line_or_a_file(run: Run, draft: Path, tmp_path: Path) -> None:
+    line = (
+        "python -m sglang.launch_server --model-path t --speculative-algorithm EAGLE3 --speculative-draft-model-path d "
+        "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 24"
+    )
+    file = tmp_path / "launch.sh"
+    file.write_text(line.replace(" --", " \\\n  --"))
+    for given in (("--launch", line), ("--launch-file", file)):
+        body = run.json("check", draft, "--engine", "sglang==0.5.23", *given)
+        assert "ENG503" in {f["code"] for f in body["findings"]}
+    assert "not allowed with" in run.refused("check", draft, "--launch", line, "--launch-file", file)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "html", "markdown"])
+def test_every_format_to_a_file(run: Run, draft: Path, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "result"
+    status, said, err = run("check", draft, "--engine", OLD, "--format", form, "-o", out)
+    assert (status, said, err) == (1, "", "")
+    shown = out.read_text(encoding="utf-8")
+    assert "KEY203" in shown
+    assert shown.endswith("\n")
+    assert "\x1b" not in shown
+    assert [p.name for p in tmp_path.iterdir()] == [p.name for p in tmp_path.iterdir() if not p.name.startswith(".eagle3diag")]
+
+
+def test_a_crashed_rule_prints_the_report_and_gives_status_two(run: Run, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(case: Case) -> Iterator[Finding]:
+        raise ZeroDivisionError("a bug")
+        yield  # a generator, as every rule is
+
+    rules = dict(registry.load_all())
+    rules["CFG102"] = registry.Rule(code="CFG102", severity=Severity.INFO, needs=("draft",), summary="x", look=look)
+    monkeypatch.setattr(registry, "RULES", rules)
+    status, out, err = run("check", draft, "--format", "json")
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert "CFG102" in err
+    crashed = [s for s in json.loads(out)["skipped"] if s["status"] == "crashed"]
+    assert [c["code"] for c in crashed] == ["CFG102"]
+    assert "ZeroDivisionError" in crashed[0]["why"]
+
+
+# ------------------------------------------------------------------ the other commands
+
+
+def test_inspect(run: Run, draft: Path) -> None:
+    body = run.json("inspect", draft)
+    assert set(body) >= {"schema", "dialect", "configs", "spec", "tensors"}
+    assert body["spec"]["hidden_size"] == {"value": 64, "source": "config: config.json: hidden_size"}
+    assert set(body["tensors"][0]) == {"name", "dtype", "shape", "bytes", "file"}
+    assert body["configs"] == [{"file": "config.json", "schema": "flat"}]
+    assert "hidden_size" in run("inspect", draft)[1]
+
+
+def test_serve_gives_one_element_an_engine_in_order(run: Run, draft: Path, target: Path) -> None:
+    body = run.json("serve", draft, "--target", target, "--engine", OLD, "--engine", NEW)
+    assert [(b["engine"], b["version"]) for b in body] == [("sglang", "0.5.9"), ("vllm", "0.33.0")]
+    assert body[0]["tensors"]["layers.0.mlp.up_proj.weight"]["fate"] == "dropped"
+    assert body[0]["never_filled"]["layers.0.hidden_norm.weight"] == "ones"
+    assert body[1]["never_filled"] == {"embed_tokens.weight": "target"}
+    assert body[1]["aux"]["prefill_hf"] == [2, 6, 9]
+    assert body[1]["refused"] is None
+    for key in ("schema", "runner", "fc", "wiring", "fails_later", "algorithm", "ignored"):
+        assert key in body[0]
+    assert "needs at least one --engine" in run.refused("serve", draft)
+
+
+def test_diff(run: Run, draft: Path, tmp_path: Path) -> None:
+    tensors = tiny_tensors(layer="midlayer")
+    tensors["fc.weight"][0, 0] += 1
+    other = write_draft(tmp_path / "other", tensors, tiny_config())
+    body = run.json("diff", draft, other, "--values")
+    assert {r["by"] for r in body["renamed"]} == {"dialect"}
+    assert [v["name"] for v in body["values"] if not v["equal"]] == ["fc.weight"]
+    assert (body["added"], body["removed"], body["schema"]) == ([], [], 1)
+    assert "fc.weight" in run("diff", draft, other, "--values")[1]
+
+
+def test_convert_writes_beside_and_never_into(run: Run, draft: Path, tmp_path: Path) -> None:
+    out = tmp_path / "converted"
+    body = run.json("convert", draft, out, "--to", "speculators")
+    assert body["schema"] == 1
+    assert set(body) >= {"written", "to", "renamed", "translated", "lost"}
+    assert (out / "config.json").is_file()
+    assert run.json("inspect", out)["algorithm"] == "eagle3"
+    run.refused("convert", draft, draft, "--to", "sglang")
+    assert "elsewhere" in run.refused("convert", draft, tmp_path / "x", "--to", "elsewhere")
+
+
+def test_rules_lists_and_explains(run: Run) -> None:
+    body = run.json("rules")
+    assert [r["code"] for r in body["rules"]] == list(registry.load_all())
+    assert run.json("rules", "key203")["rules"][0]["page"].count("## ") >= 4
+    assert "KEY203" in run("rules", "KEY")[1]
+    assert "How to fix it" in run("rules", "KEY203")[1]
+    assert "no rule XYZ" in run.refused("rules", "XYZ")
+
+
+def test_demo_finds_every_planted_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = run.json("demo")
+    assert [s["found"] for s in body["stories"]] == [True] * 5
+    assert body["stories"][0]["verdict"] == "healthy"
+    assert "5 of 5 stories come out as they should" in run("demo")[1]
+
+
+def test_version_and_help(run: Run) -> None:
+    from eagle3diag import __version__
+
+    assert run("--version")[1] == f"eagle3diag {__version__}\n"
+    status, out, _ = run("--help")
+    assert status == 0
+    for name in ("check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "notebook"):
+        assert name in out
+    assert "exit status" in run("check", "--help")[1]
+
+
+# ------------------------------------------------------------------ what cannot be answered
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((), "no command"),
+        (("chekc", "x"), "invalid choice"),
+        (("check",), "DRAFT"),
+        (("check", "x", "--eng", "sglang"), "--eng"),
+        (("check", "x", "--dump", "d"), "--dump"),
+        (("check", "x", "--log", "l"), "--log"),
+        (("check", "x", "--baseline", "90"), "--baseline"),
+        (("check", "x", "--engine", "a", "--engine", "b"), "given twice"),
+        (("check", "x", "--format", "yaml"), "yaml"),
+        (("check", "x", "--fail-on", "info"), "info"),
+        (("check", "no\x1b[31m/such\u202e/place"), "no"),
+        (("inspect", "nowhere"), "nowhere"),
+        (("convert", "x", "y"), "--to"),
+        (("notebook", "nothing"), "no notebook nothing: there are 01_checkpoint"),
+        (("notebook", "01_checkpoint", "-p", "draft", "a", "-p", "draft", "b"), "given twice"),
+        (("rules", "--fail-on", "error"), "--fail-on"),
+    ],
+)
+def test_one_line_and_status_two(run: Run, argv: tuple[str, ...], says: str) -> None:
+    said = run.refused(*argv)
+    assert says in said
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+
+
+def test_engines_nobody_knows(run: Run, draft: Path) -> None:
+    run.refused("check", draft, "--engine", "tensorrt==1.0")
+    run.refused("check", draft, "--engine", "sglang==")
+    run.refused("check", draft, "--engine", "sglang@/some/where")
+    run.refused("serve", draft, "--engine", "")
+
+
+def test_outputs_appear_whole_or_not_at_all(run: Run, draft: Path, tmp_path: Path) -> None:
+    before = sorted(p.name for p in draft.iterdir())
+    assert "checkpoint folder" in run.refused("check", draft, "-o", draft / "report.txt")
+    assert "checkpoint folder" in run.refused("report", draft, "-o", draft / "report.html")
+    assert "does not exist" in run.refused("check", draft, "-o", tmp_path / "no" / "report.txt")
+    assert sorted(p.name for p in draft.iterdir()) == before
+    kept = tmp_path / "kept.txt"
+    kept.write_text("before")
+    run.refused("check", tmp_path / "nowhere", "-o", kept)
+    assert kept.read_text() == "before"
+
+
+def test_a_launch_file_of_absurd_length(run: Run, draft: Path, tmp_path: Path) -> None:
+    file = tmp_path / "launch.sh"
+    file.write_bytes(b"x" * (cli.MAX_LAUNCH_BYTES + 1))
+    assert "no launch line is that long" in run.refused("check", draft, "--launch-file", file)
+    assert "nowhere.sh: No such file" in run.refused("check", draft, "--launch-file", "nowhere.sh")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "out of memory"),
+        (RecursionError(), "nested too deeply"),
+        (KeyboardInterrupt(), "stopped"),
+        (PermissionError(13, "Permission denied", "file\n\x1b[2J"), "Permission denied"),
+        (ValueError("a bug\nin two lines"), "a fault in eagle3diag"),
+    ],
+)
+def test_whatever_happens_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, says: str) -> None:
+    def fail(a: object) -> int:
+        raise error
+
+    monkeypatch.delenv("EAGLE3DIAG_TRACEBACK", raising=False)
+    monkeypatch.setattr(cli, "_rules", fail)
+    said = run.refused("rules")
+    assert says in said
+    assert "\x1b" not in said
+
+
+# ------------------------------------------------------------------ as a process
+
+
+def process(*argv: object, **kw: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-m", "eagle3diag", *map(str, argv)], capture_output=True, text=True, env=env, timeout=120, **kw)
+
+
+def test_the_process_hands_its_status_on(draft: Path, tmp_path: Path) -> None:
+    assert process("check", draft, "--engine", OLD, "--headers-only", cwd=tmp_path).returncode == 1
+    assert process("check", tmp_path / "nowhere").returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error(draft: Path) -> None:
+    shell = shutil.which("bash")
+    assert shell is not None
+    command = f"set -o pipefail; {sys.executable} -m eagle3diag rules --format json | head -c 10"
+    done = subprocess.run([shell, "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_headers_only_imports_nothing_heavy(draft: Path, target: Path) -> None:
+    code = (
+        "import sys; from eagle3diag.cli import main;"
+        f"main(['check', {str(draft)!r}, '--headers-only', '--target', {str(target)!r}, '--engine', 'sglang==0.5.9']);"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'IPython', 'papermill', 'pandas', 'jinja2', 'safetensors'} & set(sys.modules);"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_stdout_that_cannot_spell_a_sign_is_no_error(draft: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "eagle3diag", "check", str(draft), "--engine", OLD, "--headers-only"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert b"KEY203" in done.stdout
+    assert done.stderr == b""

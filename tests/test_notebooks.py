@@ -1,0 +1,212 @@
+"""The notebooks run as they lie, on a user's paths by parameters alone, and say what is broken; the runner is strict and deterministic."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from eagle3diag.errors import UsageError
+from eagle3diag.report import notebooks
+from eagle3diag.report.notebooks import checked, parameters
+from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NAMES = ("01_checkpoint", "02_weight_diff", "report")
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning:papermill")]
+
+
+def words(page: str) -> str:
+    """The page without its tags."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
+
+
+# ------------------------------------------------------------------ the files
+
+
+def test_these_are_all() -> None:
+    assert notebooks.available() == NAMES
+    assert notebooks.folder() == FOLDER
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_committed_without_outputs(name: str) -> None:
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert all(c.outputs == [] and c.execution_count is None for c in code)
+    assert len(code) <= 8
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert sum(c.source.startswith("# ") for c in notebook.cells if c.cell_type == "markdown") == 1
+    assert "How to read it" in notebook.cells[0].source
+    assert "What it answers" in notebook.cells[0].source
+    assert code[0].metadata.tags == ["parameters"]
+    assert notebook.cells[1] is code[0]
+    for cell in code[1:]:
+        assert len(cell.source.splitlines()) <= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_papermill_sees_every_parameter(name: str) -> None:
+    import papermill
+
+    seen = papermill.inspect_notebook(str(FOLDER / f"{name}.ipynb"))
+    ours = parameters(name)
+    assert list(seen) == [p.name for p in ours]
+    for p in ours:
+        assert p.help == seen[p.name]["help"]
+        assert len(p.help) > 15
+        assert seen[p.name]["inferred_type_name"] == (f"Optional[{p.type}]" if p.optional else p.type)
+        assert p.type in notebooks.TYPES
+
+
+# ------------------------------------------------------------------ parameters
+
+
+@pytest.mark.parametrize(
+    ("given", "fitted"),
+    [
+        ({"headers_only": "yes"}, {"headers_only": True}),
+        ({"headers_only": "0"}, {"headers_only": False}),
+        ({"headers_only": True}, {"headers_only": True}),
+        ({"draft": "007"}, {"draft": "007"}),
+        ({"draft": "a{b}c"}, {"draft": "a{b}c"}),
+        ({"target": None}, {"target": None}),
+        ({"target": "None"}, {"target": None}),
+    ],
+)
+def test_values_are_read_as_the_parameters_type(given: dict[str, Any], fitted: dict[str, Any]) -> None:
+    assert checked("01_checkpoint", given) == fitted
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"drat": "x"}, "01_checkpoint has no parameter drat: it takes draft, target, engines, launch, headers_only"),
+        ({"headers_only": "perhaps"}, "parameter headers_only is 'perhaps' (str), expected bool"),
+        ({"headers_only": None}, "parameter headers_only is None (NoneType), expected bool"),
+        ({"draft": 7}, "parameter draft is 7 (int), expected str or None"),
+        ({"draft": "\udcff"}, "not valid UTF-8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        notebooks.run("01_checkpoint", given, tmp_path / "page.html")
+    assert says in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_places_that_cannot_hold_a_report_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no" / "page.html"):
+        with pytest.raises(UsageError, match="no place for the report"):
+            notebooks.run("01_checkpoint", {}, place)
+    with pytest.raises(UsageError, match="no notebook"):
+        notebooks.run("../report", {}, tmp_path / "page.html")
+
+
+# ------------------------------------------------------------------ runs
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own: nothing may depend on where a notebook is run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs_as_it_lies(name: str, elsewhere: Path) -> None:
+    done = notebooks.run(name, {}, "page.html")
+    page = Path(done.html).read_text(encoding="utf-8")
+    assert sorted(p.name for p in elsewhere.iterdir()) == ["page.executed.ipynb", "page.html"]
+    assert "<script" not in page
+    assert "http" not in page
+    assert "open_checkpoint(" not in page
+    assert "Optional[str]" not in page
+    assert page.count("<h1") == 1
+    assert page.count("<img") == page.count('<img alt="') >= 1
+    assert 'alt=""' not in page
+    assert len(page) < 1_000_000
+    executed = json.loads(Path(done.notebook).read_text(encoding="utf-8"))
+    assert executed["metadata"]["eagle3diag"]["notebook"] == name
+    assert all(c["execution_count"] for c in executed["cells"] if c["cell_type"] == "code")
+    assert not any(o["output_type"] in ("stream", "error") for c in executed["cells"] for o in c.get("outputs", []))
+    expected = {"02_weight_diff": "with other values"}.get(name, "healthy with vllm")
+    assert expected in words(page)
+
+
+def test_a_broken_draft_makes_the_report_say_so(elsewhere: Path) -> None:
+    write_draft(elsewhere / "a {draft} of mine", tiny_tensors(drop=["fc.weight"]), tiny_config())
+    tiny_target(elsewhere / "target")
+    given = {"draft": "a {draft} of mine", "target": "target", "engines": "sglang==0.5.9"}
+    done = notebooks.run("report", given, "odd {name}.html")
+    said = words(Path(done.html).read_text(encoding="utf-8"))
+    assert done.html == "odd {name}.html"
+    assert "broken with sglang 0.5.9" in said
+    assert "KEY203" in said
+    assert "fc.weight" in said
+    assert "a {draft} of mine" in said
+    assert "No second draft given" in said
+
+
+def test_a_diff_of_two_drafts_names_what_changed(elsewhere: Path) -> None:
+    write_draft(elsewhere / "a", tiny_tensors(), tiny_config())
+    tensors = tiny_tensors(drop=["norm.weight"])
+    tensors["fc.weight"][:] = -tensors["fc.weight"]
+    write_draft(elsewhere / "b", tensors, tiny_config())
+    said = words(Path(notebooks.run("02_weight_diff", {"a": "a", "b": "b"}, "page.html").html).read_text(encoding="utf-8"))
+    assert "1 removed" in said
+    assert "norm.weight" in said
+    assert "fc.weight" in said
+    assert "(relative 2)" in said
+
+
+def test_two_runs_give_the_same_bytes(elsewhere: Path) -> None:
+    write_draft(elsewhere / "draft", tiny_tensors(), tiny_config())
+    given = {"draft": "draft", "engines": "vllm==0.33.0"}
+    first, second = (notebooks.run("01_checkpoint", given, f"{n}.html") for n in ("one", "two"))
+    for kind in ("html", "notebook"):
+        assert Path(getattr(first, kind)).read_bytes() == Path(getattr(second, kind)).read_bytes()
+
+
+def test_an_unusable_input_keeps_the_partial_report(elsewhere: Path) -> None:
+    (elsewhere / "draft").mkdir()
+    (elsewhere / "draft" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UsageError) as caught:
+        notebooks.run("report", {"draft": "draft"}, "page.html")
+    said = str(caught.value)
+    assert "LFS" in said
+    assert said.endswith("the partial report is kept in page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "the report ends here" in page
+    assert "Traceback" not in page
+    assert "LFS" in Path("page.executed.ipynb").read_text(encoding="utf-8")
+
+
+def test_the_command_renders_and_says_where(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle3diag.cli import main
+
+    write_draft(elsewhere / "draft", tiny_tensors(), tiny_config())
+    assert main(["report", "draft", "--engine", "vllm==0.33.0", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    body = json.loads(out)
+    assert (body["schema"], body["html"], body["notebook"]) == (1, "report.html", "report.executed.ipynb")
+    assert body["parameters"]["target"] is None
+    assert Path("report.html").stat().st_size == body["bytes"]
+
+
+def test_the_list_of_notebooks(capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle3diag.cli import main
+
+    assert main(["notebook", "--format", "json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [n["name"] for n in body["notebooks"]] == list(NAMES)
+    assert body["notebooks"][0]["parameters"][0]["name"] == "draft"
+    assert main(["notebook"]) == 0
+    assert "headers_only" in capsys.readouterr().out
