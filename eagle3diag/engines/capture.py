@@ -68,7 +68,7 @@ def capture(
     if read.problem:
         return AuxCapture(read.ids, read.source, None, None, read.unread, read.problem, True, support.hook)
     rules = support.behaviour or GENERIC[contract.engine]
-    n = target.num_layers.value if target is not None else None
+    n = (target.num_layers.value or None) if target is not None else None
     # With one auxiliary state of the draft's own width, SGLang takes it for a recycled state and skips fc without a word.
     bypass = contract.engine == "sglang" and (hidden is None or target is None or target.hidden_size.value in (None, hidden))
     got = _apply(rules, read.ids, n, bypass)
@@ -99,10 +99,8 @@ def _fact(contract: Contract, name: str, default: Any) -> Any:
 
 
 def _problem(got: _Captured, support: TargetSupport) -> tuple[str, bool]:
-    """The worse of what the ids and what the class cause, in one line."""
-    if got.loud or not support.message:
-        return got.problem, got.loud
-    return support.message + (f"; {got.problem}" if got.problem else ""), False
+    """What the ids and what the class cause, in one line."""
+    return "; ".join(text for text in (got.problem, support.message if support.hook is True else "") if text), got.loud
 
 
 # ---------------------------------------------------------------- where ids stand
@@ -196,11 +194,10 @@ def _shift(rules: Behaviour, ids: tuple[int, ...], n: int | None) -> int | None:
 
 def _apply(rules: Behaviour, ids: tuple[int, ...] | None, n: int | None, bypass: bool) -> _Captured:
     """The HF indices a list of ids (None: the default list) captures in a target of ``n`` layers (None: unknown)."""
-    shift = None
     if ids is None:
         if n is None:
             return _Captured(None)
-        plus = int(rules.default == "plus-one")
+        shift, plus = None, int(rules.default == "plus-one")
         wanted = tuple(k + plus for k in (2, n // 2, n - 3))
     else:
         shift = _shift(rules, ids, n)
@@ -208,32 +205,26 @@ def _apply(rules: Behaviour, ids: tuple[int, ...] | None, n: int | None, bypass:
             return _Captured(None)
         wanted = tuple(k + shift for k in ids)
     if rules.captures == "nothing":
-        return _Captured((), "", True, shift)
+        return _Captured((), "", True, shift)  # the class's own message says it
+    if not wanted:
+        return _Captured((), "the list of layer ids is empty: nothing is captured and the forward fails", True, shift)
     if n is None:
         return _Captured(tuple(sorted({k for k in wanted if k >= 0})), "", False, shift)
     raised, hf = _stored(rules, wanted, n)
+    if not raised and 0 in hf and rules.zero != "embedding":
+        raised = f"the state before layer 0 (HF 0) is asked for, which this target class cannot add up: {rules.zero}"
     if raised:
         return _Captured(None, raised, True, shift)
-    if 0 in hf and rules.zero != "embedding":
-        return _Captured(
-            None, f"id {-(shift or 0)} asks for the state before layer 0, which this target class cannot add up: {rules.zero}", True, shift
-        )
-    asked = "the default layers" if ids is None else f"ids {list(ids)}"
     if len(hf) == len(wanted):
         return _Captured(hf, "", False, shift)
+    asked = ("the default layers" if ids is None else f"ids {list(ids)}") + f" in a target of {n} layers"
     if rules.short != "silent":
-        return _Captured(None, f"{asked}: captured {len(hf)} of {len(wanted)} states in a target of {n} layers: {rules.short}", True, shift)
+        return _Captured(None, f"{asked}: {rules.short}: captured {len(hf)} of {len(wanted)} aux hidden states", True, shift)
     quiet = len(hf) == 1 and bypass
-    then = (
-        "fc is skipped without a word"
-        if quiet
-        else "nothing is captured and the forward fails"
-        if not hf
-        else "fc gets too few columns and fails"
-    )
     lost = sorted({k for k in wanted if k not in hf})
-    why = f"HF {lost} can never be captured" if lost else "two of them are the same state"
-    return _Captured(hf, f"{asked} in a target of {n} layers give {len(hf)} of {len(wanted)} states ({why}): {then}", not quiet, shift)
+    why = f"HF {lost} can never be captured" if lost else "some of them are the same state"
+    then = "fc is skipped without a word" if quiet else "fc gets too few columns and fails" if hf else "the forward fails"
+    return _Captured(hf, f"{asked} give {len(hf)} of {len(wanted)} states ({why}): {then}", not quiet, shift)
 
 
 def _stored(rules: Behaviour, wanted: tuple[int, ...], n: int) -> tuple[str, tuple[int, ...]]:
