@@ -262,6 +262,7 @@ class TargetSpec(Shown):
         architecture: ``architectures[0]`` of the outer config, what engines dispatch on.
         text_architecture: of the nested text config where it names one.
         embed, head, final_norm: tensor names in ``checkpoint``; ``head`` equals ``embed`` where the target ties them.
+        quantization_config: the quantisation section of the config as written, empty without.
         rows: True where the tensors are the portable sample's selected rows (``rows.safetensors``) and not whole tables.
     """
 
@@ -286,6 +287,7 @@ class TargetSpec(Shown):
     head: str | None = None
     final_norm: str | None = None
     rows: bool = False
+    quantization_config: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Valued[Any]]:
         """Every ``Valued`` field by name, in declaration order."""

@@ -156,6 +156,7 @@ def target_spec(config: ConfigFile, path: str, checkpoint: Checkpoint | None = N
         head=head,
         final_norm=final_norm,
         rows=rows,
+        quantization_config=next((q for _, part in levels if (q := as_mapping(part.get("quantization_config")))), {}),
     )
 
 

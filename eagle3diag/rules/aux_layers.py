@@ -80,7 +80,7 @@ def other_layers(case: Case) -> Iterator[Finding]:
             "trained_hf": list(meant),
             "went_by": by,
             "because": view.why,
-            "idsids_to_write": ids_to_write(case, served, meant),
+            "ids_to_write": ids_to_write(case, served, meant),
         },
         remedy=write_advice(case, served, meant),
         where=view.ids.where,

@@ -279,10 +279,13 @@ def refused(case: Case) -> Iterator[Finding]:
             where=said.stage,
             engines=label(case),
         )
+    if _not_built(served):
+        return
+    how = "loads this draft and fails" if served.refused is None else "would, once that is mended, fail"
     for text in served.fails_later:
         yield finding(
             "ENG504",
-            f"{served.contract.label} loads this draft and fails at the first request: {escaped(text, 200)}",
+            f"{served.contract.label} {how} at the first request: {escaped(text, 200)}",
             evidence={"stage": "first request", "message": escaped(text, 400)},
             remedy="Mend that, or use another engine version.",
             where="first request",

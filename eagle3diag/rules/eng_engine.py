@@ -176,27 +176,19 @@ def quantisation(case: Case) -> Iterator[Finding]:
 
 def _rotation(case: Case) -> str:
     """Words in the target's quantisation config that name a rotation of the residual stream; empty without."""
-    if case.target is None or case.target.checkpoint is None:
-        return ""
-    for config in case.target.checkpoint.configs:
-        section = config.data.get("quantization_config")
-        if isinstance(section, Mapping):
-            found = _rotating(section, 0)
-            if found:
-                return found
-    return ""
+    return "" if case.target is None else _rotating(case.target.quantization_config, 0)
 
 
 def _rotating(section: Mapping[str, Any], depth: int) -> str:
     for key, value in section.items():
         if depth == 0 and key == "transform_config" and isinstance(value, Mapping) and value.get("config_groups"):
             groups = value["config_groups"]
-            # compressed-tensors names the rotations of SpinQuant R1 (residual stream) to R4; only R1 leaves the layer
-            if isinstance(groups, Mapping) and any(str(g).upper() in ("R1", "U") for g in groups):
+            # compressed-tensors names SpinQuant's rotations R1 to R4; only R1 turns the residual stream, the others stay inside a layer
+            if isinstance(groups, Mapping) and any(str(g).upper() == "R1" for g in groups):
                 return f"transform_config {'/'.join(map(str, groups))}"
             continue
         words = f"{key} {value}".lower() if isinstance(value, str) or value is True else ""
-        if any(w in words for w in ("quarot", "spinquant", "spin_quant", "rotate", "rotation", "hadamard")):
+        if any(w in words for w in ("quarot", "spinquant", "spin_quant", "rotate", "rotation")):
             return f"{key}: {value}"
         if isinstance(value, Mapping) and depth < 4 and key != "transform_config":
             found = _rotating(value, depth + 1)
