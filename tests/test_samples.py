@@ -12,8 +12,8 @@ import pytest
 SAMPLES = Path(__file__).parent.parent / "data_samples"
 DRAFT = SAMPLES / "smollm2-eagle3"
 SGLANG = re.compile(
-    r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d TP0\] Decode batch, #running-req: \d+, #token: (\d+), token usage: \d\.\d\d, accept len: (\d\.\d\d), "
-    r"accept rate: (\d\.\d\d), cuda graph: True, gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0$"
+    r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d TP0\] Decode batch, #running-req: \d+, #token: (\d+), token usage: \d\.\d\d, "
+    r"accept len: (\d\.\d\d), accept rate: (\d\.\d\d), cuda graph: True, gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0$"
 )
 VLLM = re.compile(
     r"^\(APIServer pid=\d+\) INFO \d\d-\d\d \d\d:\d\d:\d\d \[metrics\.py:101\] SpecDecoding metrics: Mean acceptance length: (\d\.\d\d), "
