@@ -273,6 +273,25 @@ def test_vllm_method_otherwise() -> None:
     assert parse_launch('vllm serve t --speculative-config "$SPEC"').problems == ()
 
 
+def test_what_stands_elsewhere_is_no_fault() -> None:
+    c = contract("vllm", NEW_RULE)
+    for line in (
+        "vllm serve t --config serve.yaml",
+        "sglang serve --config serve.yaml",
+        "sglang serve --config s.yaml --speculative-num-steps 3",
+    ):
+        launch = parse_launch(line)
+        assert effective_method(launch, c, {})[0] == "eagle3"
+        assert [p.severity for p in launch.problems] == ["info"]
+    template = (
+        "args:\n- --model-path={{ .Values.model }}\n- --speculative-algorithm={{ .Values.algorithm }}\n- --speculative-num-steps=$(STEPS)\n"
+    )
+    template += "- --speculative-draft-model-path=<draft>\n- --speculative-eagle-topk=1\n- --speculative-num-draft-tokens=4\n"
+    launch = parse_launch(template)
+    assert (launch.steps, launch.topk, launch.draft_tokens, launch.problems) == (None, 1, 4, ())
+    assert effective_method(launch, contract("sglang", []), {})[0] == "eagle3"
+
+
 # ---- anything at all --------------------------------------------------------------------------------------------------------------
 
 words = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="$`“”‘’\u00a0"), min_size=1, max_size=20)

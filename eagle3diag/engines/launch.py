@@ -50,9 +50,13 @@ def effective_method(launch: Launch | None, contract: Contract, config: Mapping[
     """
     if launch is None:
         return "eagle3", "no launch line: EAGLE-3 assumed"
-    method = launch.method
-    if method is not None and "$" in method:
+    from eagle3diag.engines.launch_options import not_told, unread_file
+
+    method, file = launch.method, unread_file(launch.options)
+    if not_told(method):
         return "eagle3", f"method {method} is a variable that is not told: EAGLE-3 assumed"
+    if method is None and launch.draft is None and file is not None:
+        return "eagle3", f"further options stand in {file}, which is not read: EAGLE-3 assumed"
     if launch.engine == "sglang":
         if method is None:
             return None, "no --speculative-algorithm"
@@ -69,11 +73,11 @@ def effective_method(launch: Launch | None, contract: Contract, config: Mapping[
         if config.get("speculators_config") and isinstance(kind, str):
             # the speculators repository itself is the model: the method is locked to its type
             return ("eagle3" if kind == "peagle" else kind), f"speculators_model_type {kind} of the served repository"
-        if "$" in launch.text and any("$" in str(v) for v in launch.options.values()):
+        if any(not_told(v) for v in launch.options.values()):
             return "eagle3", "the line holds a variable that is not told: EAGLE-3 assumed"
         return None, "no --speculative-config"
     path = launch.draft
-    if path is None or "$" in path:
+    if path is None or not_told(path):
         return "eagle3", "the draft path is not told: EAGLE-3 assumed"
     for piece, found in contract["method_rule"]:
         if piece in path.lower():

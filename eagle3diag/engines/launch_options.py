@@ -7,10 +7,10 @@ vLLM's parser has it; a unique prefix of an option that matters here is complete
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Options", "integer", "split_options"]
+__all__ = ["Options", "integer", "not_told", "split_options", "unread_file"]
 
 _SWITCHES = ("enable-", "disable-", "no-", "trust-", "enforce-", "skip-", "async-", "language-only", "is-embedding", "headless")
 
@@ -71,13 +71,24 @@ def _completed(name: str, known: tuple[str, ...]) -> str:
     return head + dot + key
 
 
+def not_told(value: Any) -> bool:
+    """Whether a value is a shell variable nobody assigned, a template's, or a placeholder: ``$STEPS``, ``{{ .steps }}``, ``<steps>``."""
+    return isinstance(value, str) and re.search(r"\$|\{\{|^<.*>$", value) is not None
+
+
+def unread_file(options: Mapping[str, Any]) -> str | None:
+    """The file of further options (``--config file.yaml``), which is not read here; None without."""
+    value = options.get("config")
+    return value if isinstance(value, str) else None
+
+
 def integer(value: Any) -> tuple[int | None, bool]:
     """An option as a whole number.
 
     Returns:
         ``(number, readable)``; a shell variable that nobody assigned gives ``(None, True)``: not told, no fault.
     """
-    if value is None or (isinstance(value, str) and re.search(r"\$|\{\{|^<.*>$", value)):
+    if value is None or not_told(value):
         return None, True
     if isinstance(value, (bool, list)):
         return None, False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3diag.engines.launch_options import Options, integer, split_options
+from eagle3diag.engines.launch_options import Options, integer, not_told, split_options, unread_file
 from eagle3diag.engines.launch_words import Command
 from eagle3diag.engines.model import Launch, LaunchProblem
 from eagle3diag.errors import escaped
@@ -105,6 +105,8 @@ def _ids(options: Options) -> tuple[int, ...] | None:
 
 def _algorithm(launch: Launch) -> Iterator[LaunchProblem]:
     method = launch.method
+    if unread_file(launch.options) is not None:
+        return  # the rest may stand there
     used = [n for n in (*_CHAIN, "speculative-draft-model-path") if n in launch.options]
     if method is None:
         if used:
@@ -116,7 +118,7 @@ def _algorithm(launch: Launch) -> Iterator[LaunchProblem]:
                 "add --speculative-algorithm EAGLE3",
             )
         return
-    if "$" in method or method.upper() in _NAMES:
+    if not_told(method) or method.upper() in _NAMES:
         if method.upper() in ("EAGLE3", "EAGLE", "STANDALONE") and "speculative-draft-model-path" not in launch.options:
             yield LaunchProblem(
                 "other",
@@ -147,7 +149,7 @@ def _chain(launch: Launch, given: list[bool]) -> Iterator[LaunchProblem]:
     if bad:
         yield LaunchProblem("chain", f"{bad[0]} is {shown[bad[0]]}, must be 1 or more", shown, "error", "give 1 or more")
         return
-    if any(given) and not all(given) and not (given == [True, True, False] and topk == 1):
+    if any(given) and not all(given) and not (given == [True, True, False] and topk == 1) and unread_file(launch.options) is None:
         missing = [f"--{n}" for n, g in zip(_CHAIN, given, strict=True) if not g]
         yield LaunchProblem(
             "chain",
@@ -191,6 +193,11 @@ def _chain(launch: Launch, given: list[bool]) -> Iterator[LaunchProblem]:
 
 
 def _others(launch: Launch) -> Iterator[LaunchProblem]:
+    file = unread_file(launch.options)
+    if file is not None:
+        yield LaunchProblem(
+            "other", f"options in {escaped(file)} are not read here", {"config": escaped(file)}, "info", "give them on the line"
+        )
     fake = launch.env.get("SGLANG_SIMULATE_ACC_LEN") or launch.env.get("SIMULATE_ACC_LEN")
     if fake and fake not in ("-1", "0", "0.0", "-1.0"):
         yield LaunchProblem(

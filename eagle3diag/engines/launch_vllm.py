@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from eagle3diag.engines.launch_options import Options, integer, split_options
+from eagle3diag.engines.launch_options import Options, integer, not_told, split_options, unread_file
 from eagle3diag.engines.launch_words import Command
 from eagle3diag.engines.model import Launch, LaunchProblem
 from eagle3diag.errors import escaped
@@ -77,6 +77,10 @@ def read_vllm(command: Command, text: str) -> Launch:
     if any(n in _SHORT or n.split(".")[0] in ("speculative-config", "-sc") for n in given):
         problems += _judged(launch, speculative, readable)
     problems += _foreign(options)
+    file = unread_file(options)
+    if file is not None:
+        shown = escaped(file)
+        problems.append(LaunchProblem("other", f"options in {shown} are not read here", {"config": shown}, "info", "give them on the line"))
     return replace(launch, problems=tuple(problems))
 
 
@@ -133,7 +137,7 @@ def _json(value: Any, problems: list[LaunchProblem]) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         pass
     if "{" not in text or text.startswith(("${", "$(", "{{")):
-        if "$" not in text and "{{" not in text:  # a variable is not told, and no fault
+        if not not_told(text):
             problems.append(_unreadable("--speculative-config is no JSON object", text, "give the JSON in single quotes"))
         return {}
     try:
@@ -192,7 +196,7 @@ def _salvaged(text: str) -> dict[str, Any]:
 
 def _judged(launch: Launch, speculative: Mapping[str, Any], readable: bool) -> Iterator[LaunchProblem]:
     method, tokens = launch.method, launch.draft_tokens
-    if method and method not in _METHODS and not method.endswith("_mtp") and "$" not in method:
+    if method and method not in _METHODS and not method.endswith("_mtp") and not not_told(method):
         near = next((m for m in _METHODS if m.replace("_", "") == re.sub(r"[\s_-]", "", method.lower())), "eagle3")
         yield LaunchProblem(
             "algorithm",

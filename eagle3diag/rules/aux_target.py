@@ -27,7 +27,8 @@ def target_without_hook(case: Case) -> Iterator[Finding]:
     acceptance length is 1.
 
     ## How it is detected
-    The architecture in the target's config is looked up in the recorded table of classes and first versions.
+    The architecture in the target's config is looked up in the recorded table of classes and first versions. A class on no list is
+    assumed to capture as most do, and that is said (info).
 
     ## How to fix it
     Use an engine version that has the hook (the finding names the first on record), or patch the target class.
@@ -46,6 +47,16 @@ def target_without_hook(case: Case) -> Iterator[Finding]:
         return
     support = target_support(served.contract, target, case.launch)
     captures = support.behaviour.captures if support.behaviour is not None else "stream"
+    if support.hook is None and support.message:
+        yield finding(
+            "AUX404",
+            escaped(support.message, 240),
+            severity=Severity.INFO,
+            evidence={"target": escaped(target.architecture.value), "engine": served.contract.label},
+            remedy="Look for set_eagle3_layers_to_capture or SupportsEagle3 in the class of this target.",
+            where="target: architectures",
+            engines=label(case),
+        )
     if support.hook is not False and support.refusal is None and captures == "stream":
         return
     engine, name = served.contract.engine, escaped(target.architecture.value)

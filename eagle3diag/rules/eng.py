@@ -157,6 +157,8 @@ def flag_ignored(case: Case) -> Iterator[Finding]:
             continue
         if field in ("norm_before_fc", "fc_norm") and not served.fc.runs:
             continue  # AUX405: nothing in front of fc runs either
+        if field in ("norm_before_fc", "fc_norm") and getattr(case.spec, flag).kind == "shape":
+            continue  # CFG110: told by the tensor, the config never sets the flag
         reason = served.ignored.get(flag) or served.defaulted.get(flag) or served.ignored.get(field) or served.defaulted.get(field)
         defaulted = flag in served.defaulted or field in served.defaulted
         stated = getattr(case.spec, flag, None)

@@ -68,7 +68,7 @@ def replaced(case: Case) -> Iterator[Finding]:
                 "relative_distance": apart,
                 "why": escaped(served.tensors[name].why, 160),
             },
-            remedy="Use an engine that keeps the draft's own table (vLLM 0.11.1 or newer)." if harm else "",
+            remedy="Use an engine that keeps the draft's own table (vLLM 0.11.1 or newer)." if harm else "Nothing to do.",
             where=name,
             engines=label(case),
         )
