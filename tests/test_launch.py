@@ -85,6 +85,9 @@ CONFIG = {"method": "eagle3", "model": "d", "num_speculative_tokens": 3}
         'vllm serve --enable-prefix-caching t --speculative-config \'{\n  "method": "eagle3",\n  "model": "d",\n  "num_speculative_tokens": 3\n}\'',
         f"docker run --gpus all -v a:b vllm/vllm-openai:latest --model t --speculative-config '{json.dumps(CONFIG)}'",
         f"image: vllm/vllm-openai:latest\nargs:\n- --model\n- t\n- --speculative-config\n- '{json.dumps(CONFIG)}'\n",
+        f"services:\n  v:\n    image: vllm/vllm-openai:latest\n    command: --model t --speculative-config '{json.dumps(CONFIG)}'\n",
+        f"command: [/bin/sh, -c]\nargs: [{json.dumps('vllm serve t -sc ' + shlex.quote(json.dumps(CONFIG)))}]\n",
+        'command: vllm\nargs:\n- serve\n- t\n- --speculative-config\n- >-\n  {"method": "eagle3",\n  "model": "d", "num_speculative_tokens": 3}\n',
         f"args:\n- vllm\n- serve\n- t\n- --speculative-config={json.dumps(CONFIG)}\n",
         "args:\n  - |\n    vllm serve t \\\n      --speculative-config '" + json.dumps(CONFIG) + "'\n",
         f"# two servers\nvllm serve other --port 1\nvllm serve t --port 2 --speculative-config '{json.dumps(CONFIG)}'\n",
@@ -176,6 +179,7 @@ def test_tree_capacity_counts_what_a_tree_holds() -> None:
         ("sglang serve --model-path t --speculative-algorithm EAGLE3", "other", "error", "takes the target for the draft"),
         (f"SGLANG_SIMULATE_ACC_LEN=3 {SG}", "other", "warning", "made up"),
         (f"export SGLANG_SIMULATE_ACC_LEN=3\n{SG}", "other", "warning", "made up"),
+        (f"FROM lmsysorg/sglang\nENV SGLANG_SIMULATE_ACC_LEN 3\nCMD {SG}", "other", "warning", "made up"),
         (f"{SG} --speculative-token-map m.pt", "other", "info", "ignored for EAGLE3"),
         (f"{SG} --speculative-num-stepss 3", "unknown-flag", "error", "speculative-num-stepss"),
         (

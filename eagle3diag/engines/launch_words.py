@@ -215,6 +215,8 @@ def _dockerfile(text: str) -> list[list[str]]:
         if m[1] in entry:
             words = _flow_list(m[2]) if m[2].lstrip().startswith("[") else [w for s in _shell(m[2]) for w in s]
             entry[m[1]] = words
+        elif m[1] == "ENV" and (old := re.fullmatch(r"(\w+)\s+([^=]*)", m[2])):
+            rest.append([f"{old[1]}={old[2].strip()}"])
         else:
             rest += _shell(m[2])
     return [*rest, entry["ENTRYPOINT"] + entry["CMD"]]
@@ -248,7 +250,7 @@ def _yaml(lines: list[str]) -> Iterator[list[str]]:
                 i += 1
             group[key] = _flow_list(value)
         else:
-            group[key] = [_scalar(value)] if key == "image" else _item(_scalar(value), whole=False)
+            group[key] = [_scalar(value)] if key == "image" else [w for s in _shell(_scalar(value)) for w in s]
     yield from _container(group)
 
 
