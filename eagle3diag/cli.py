@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         launch.add_argument("--launch", metavar="LINE", action=_Once, help="the launch line, quoted")
         launch.add_argument("--launch-file", metavar="FILE", action=_Once, help="a file that holds the launch line")
 
-    p = command("check", _check, "judge a draft: what is wrong, the evidence, the fix")
+    p = command("check", _check, "judge a draft: what is wrong, the evidence, the fix", (*FORMATS, "sarif"))
     about_case(p, many=False)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare the tensors with")
     p.add_argument("--headers-only", action="store_true", help="read no tensor value; rules on values are listed as skipped")
@@ -178,7 +178,12 @@ def _check(a: argparse.Namespace) -> int:
 
         return [view(report)]
 
-    _show(a, lambda: jsonout.checked(report), views, f"eagle3diag check {a.draft}")
+    if a.format == "sarif":
+        from eagle3diag.report.sarif import render
+
+        _emit(a, render(report))
+    else:
+        _show(a, lambda: jsonout.checked(report), views, f"eagle3diag check {a.draft}")
     crashed = [o for o in report.outcomes if o.status == "crashed"]
     if crashed:
         codes = ", ".join(o.code for o in crashed)

@@ -116,7 +116,7 @@ def test_a_launch_line_comes_from_the_line_or_a_file(run: Run, draft: Path, tmp_
     assert "not allowed with" in run.refused("check", draft, "--launch", line, "--launch-file", file)
 
 
-@pytest.mark.parametrize("form", ["text", "json", "html", "markdown"])
+@pytest.mark.parametrize("form", ["text", "json", "html", "markdown", "sarif"])
 def test_every_format_to_a_file(run: Run, draft: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / "result"
     status, said, err = run("check", draft, "--engine", OLD, "--format", form, "-o", out)
@@ -143,6 +143,24 @@ def test_a_crashed_rule_prints_the_report_and_gives_status_two(run: Run, draft: 
     crashed = [s for s in json.loads(out)["skipped"] if s["status"] == "crashed"]
     assert [c["code"] for c in crashed] == ["CFG102"]
     assert "ZeroDivisionError" in crashed[0]["why"]
+
+
+def test_sarif_lists_results_and_no_skipped_rule_as_one(run: Run, draft: Path) -> None:
+    status, out, err = run("check", draft, "--engine", OLD, "--headers-only", "--format", "sarif")
+    assert (status, err) == (1, "")
+    body = json.loads(out)
+    (one,) = body["runs"]
+    assert body["version"] == "2.1.0"
+    rules = one["tool"]["driver"]["rules"]
+    assert [r["id"] for r in rules] == list(registry.load_all())
+    for result in one["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        assert result["message"]["text"]
+    assert "KEY203" in {r["ruleId"] for r in one["results"]}
+    noted = {n["descriptor"]["id"] for n in one["invocations"][0]["toolExecutionNotifications"]}
+    assert noted
+    assert not noted & {r["ruleId"] for r in one["results"]}
 
 
 # ------------------------------------------------------------------ the other commands

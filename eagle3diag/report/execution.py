@@ -29,7 +29,10 @@ def _kernel(place: Path) -> Iterator[None]:
     spec.mkdir(parents=True)
     env = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "IPYTHONDIR": str(place / "ipython"), "PYTHONWARNINGS": "ignore", "MPLBACKEND": "agg"}
     top = Path(__file__).resolve().parents[2]
-    if top.name not in ("site-packages", "dist-packages"):  # from a checkout: the kernel must find the same package, whatever its working directory
+    if top.name not in (
+        "site-packages",
+        "dist-packages",
+    ):  # from a checkout: the kernel must find the same package, whatever its working directory
         env["PYTHONPATH"] = os.pathsep.join([str(top), *filter(None, [os.environ.get("PYTHONPATH")])])
     quiet = ["--HistoryManager.enabled=False", "--log-level=ERROR"]
     argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}", *quiet]

@@ -28,6 +28,7 @@ STYLE = """
   --error: #ff9a66; --warning: #f0c04a; --info: #7cc4f5; --ok: #58d3a7; --skipped: #a9a9a9; } }
 body { background: var(--ground); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem 1.25rem 4rem; }
+h1, h2, h3, h4, p, li, figcaption { overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; line-height: 1.25; }
 h2 { font-size: 1.3rem; margin-top: 2.2rem; }
 h3 { font-size: 1.05rem; margin-bottom: .3rem; }
@@ -54,7 +55,10 @@ figcaption { color: var(--faint); }
 .e3d dt { color: var(--faint, inherit); }
 .e3d dd { margin: 0; overflow-wrap: anywhere; }
 .e3d .summary { font-size: 1.1rem; font-weight: 600; }
+.e3d thead th { overflow-wrap: normal; }
 .wide { overflow-x: auto; }
+@media (max-width: 40rem) { .e3d dl { display: block; }
+  .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
 """
 
 
