@@ -15,6 +15,9 @@ from eagle3diag.rules.registry import finding, rule
 
 _ARCHITECTURE_FACTS = ("architectures", "architecture_rename", "other_architecture", "reads_speculators", "speculators_architecture")
 
+#: sizes without which no reader can build the draft
+_ESSENTIAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+
 _WORDS = {bool: "true or false", str: "text"}
 
 _NAMES = {
@@ -259,8 +262,8 @@ def wrong_type(case: Case) -> Iterator[Finding]:
     error and take a default in silence, as SGLang does for the aux layer ids of a null `eagle_config`.
 
     ## How it is detected
-    Every known field against the type its readers need. Null counts only where no reader has a default for it. `draft_vocab_size` is
-    CFG105's.
+    Every known field against the type its readers need. Null counts only where no reader has a default for it, and is an error in the
+    sizes without which nothing can be built. `draft_vocab_size: null` is CFG105's.
 
     ## How to fix it
     Write the value used in training, or remove the key where it was null.
@@ -284,6 +287,7 @@ def wrong_type(case: Case) -> Iterator[Finding]:
         yield finding(
             "CFG111",
             f"{escaped(key)} is {'null' if value is None else escaped(repr(value))}, readers need {need}",
+            severity=Severity.ERROR if key.rsplit(".", 1)[-1] in _ESSENTIAL else None,
             evidence={"key": key, "value": value, "needed": need},
             remedy=f"Write the value used in training into {escaped(config.file)}" + (", or remove the key." if value is None else "."),
             where=f"{config.file}: {key}",
@@ -321,8 +325,9 @@ def other_algorithm(case: Case) -> Iterator[Finding]:
     name = _NAMES.get(case.spec.algorithm, case.spec.algorithm)
     served = case.served
     own = {"eagle1": "eagle", "hass": "eagle", "peagle": "eagle3"}.get(case.spec.algorithm, case.spec.algorithm)
-    # started under its own method (P-EAGLE is EAGLE-3 with parallel drafting to vLLM): nothing to mend
-    at_home = served is not None and served.refused is None and served.algorithm == own
+    at_home = served is not None and served.refused is None and served.algorithm == own  # its own method: nothing to mend
+    if at_home and served is not None and case.spec.algorithm == "peagle":  # a class of its own, with parallel drafting, in vLLM only
+        at_home = served.contract.engine == "vllm" and "peagle" in str(case.spec.architecture.value).lower()
     yield finding(
         "CFG113",
         f"this is {name}, not EAGLE-3",

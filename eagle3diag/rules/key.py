@@ -19,6 +19,7 @@ from eagle3diag.rules.reading import (
     reduced_vocabulary,
     refused_tensor,
     stated,
+    wrapped,
 )
 from eagle3diag.rules.registry import finding, rule
 
@@ -33,8 +34,18 @@ def unmapped_layers(case: Case) -> dict[str, list[str]]:
     maps = served.contract["layer_names"]
     bare_model = served.contract["name_prefix"] == "name-then-model"
     lost = set(served.dropped())
-    out = {p: [n for n in names if n in lost] for p, names in layer_names(case).items() if not _mapped(p, maps, bare_model)}
-    return {p: names for p, names in out.items() if names}
+    out = {}
+    for prefix, names in layer_names(case).items():
+        bare = next((prefix.removeprefix(w) for w in _silent_wrappers(case) if prefix.startswith(w)), prefix)  # a wrapper alone: KEY201
+        gone = [n for n in names if n in lost]
+        if gone and not _mapped(bare, maps, bare_model):
+            out[prefix] = gone
+    return out
+
+
+def _silent_wrappers(case: Case) -> dict[str, list[str]]:
+    """Wrapper prefixes behind which this engine (or, without one, every engine) passes over the draft without stopping."""
+    return {w: names for w, names in wrapped(case).items() if not any(refused_tensor(case, n) for n in names)}
 
 
 def _mapped(prefix: str, maps: list[str], bare_model: bool) -> bool:
@@ -134,6 +145,7 @@ def _unfilled(case: Case) -> dict[str, str]:
         return {n: "" for n in expected_tensors(case.spec) if n not in case.spec.canonical}
     if served.refused is not None and served.refused.fact == "missing":
         return {}  # this version checks for missing tensors and says so: ENG504
+    behind = {n for names in _silent_wrappers(case).values() for n in names}
     layer_explained = bool(unmapped_layers(case))
     deep = served.wiring.deep_layer_norm
     unused = {"hidden_norm": "input_layernorm", "input_layernorm": "hidden_norm"}[deep]
@@ -149,7 +161,7 @@ def _unfilled(case: Case) -> dict[str, str]:
             continue  # in the file, but of a shape that is refused: KEY204, CFG105, CFG107
         if name.startswith("layers."):
             number = int(name.split(".")[1])
-            if layer_explained or (number > 0 and name.endswith(f".{unused}.weight")):
+            if (layer_explained and _found_as(case, name) not in behind) or (number > 0 and name.endswith(f".{unused}.weight")):
                 continue
             if held and held <= number < configured:
                 continue  # KEY207
@@ -210,22 +222,33 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
             where="fc.bias",
             engines=label(case),
         )
+    for wrapper, names in _silent_wrappers(case).items():
+        behind = [n for n in gone if _found_as(case, n) in names] if case.served is not None else []
+        gone = {n: start for n, start in gone.items() if n not in behind}
+        lost = sum(case.draft.tensors[n].nbytes for n in names)
+        who = f"{label(case)[0]} reads" if case.served is not None else "engines read"
+        yield finding(
+            "KEY201",
+            f"{len(names)} tensors ({lost:,} bytes) stand behind '{escaped(wrapper)}': {who} none of {named(names, 2)}, and nobody says so",
+            evidence={"prefix": wrapper, "tensors": names, "bytes": lost, "left at their start value": behind},
+            remedy=f"Strip '{escaped(wrapper)}' from the names and save again.",
+            where=wrapper,
+            engines=label(case),
+        )
     for start in dict.fromkeys(gone.values()):
         names = [n for n, s in gone.items() if s == start]
-        wrapped = {n: w for n in names if (w := _found_as(case, n))}
+        known = {n: w for n in names if (w := _found_as(case, n))}
         effect = f"{label(case)[0]} starts from {_STARTS[start]} and says nothing" if start in _STARTS else "no reader will say so"
-        hint = f"; the file has {named(wrapped.values(), 1)}, a name it does not know" if wrapped else ""
+        hint = f"; the file has {named(known.values(), 1)}, a name it does not know" if known else ""
         yield finding(
             "KEY201",
             f"{named(names)} missing: {effect}{hint}",
             evidence={
                 "parameters": names,
                 "start as": start or "not known without an engine",
-                **({"in the file as": wrapped} if wrapped else {}),
+                **({"in the file as": known} if known else {}),
             },
-            remedy="Strip the wrapper's prefix from the names and save again."
-            if wrapped
-            else "Export the draft again; the training run has these tensors.",
+            remedy="Rename them and save again." if known else "Export the draft again; the training run has these tensors.",
             where=names[0],
             engines=label(case),
         )
@@ -257,7 +280,7 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     served = case.served
     if served is None or not is_eagle3(case):
         return
-    explained = {n for names in unmapped_layers(case).values() for n in names}
+    explained = {n for group in (unmapped_layers(case), _silent_wrappers(case)) for names in group.values() for n in names}
     explained |= {w for n in (*_unfilled(case), "lm_head.weight") if (w := _found_as(case, n))}
     layers = case.spec.num_layers.value or 1
     flags = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm"}
@@ -319,19 +342,21 @@ def missing_head(case: Case) -> Iterator[Finding]:
         return
     if head == "embedding" or not (head in ("uninitialised", "target-first-rows") or served.never_filled.get("lm_head.weight") in _STARTS):
         return
-    wrapped = _found_as(case, "lm_head.weight")
+    other = _found_as(case, "lm_head.weight")
+    if any(other in names for names in _silent_wrappers(case).values()):
+        return  # KEY201
     what = "scores with the first rows of the target's head" if head == "target-first-rows" else "scores with uninitialised memory"
     yield finding(
         "KEY206",
         f"lm_head.weight is missing: {label(case)[0]} {what}"
-        + (f"; the file has {escaped(wrapped, 90)}, a name it does not know" if wrapped else ""),
+        + (f"; the file has {escaped(other, 90)}, a name it does not know" if other else ""),
         evidence={
             "head in this engine": head,
             "draft_vocab_size": case.spec.draft_vocab_size.value,
             "vocab_size": case.spec.vocab_size.value,
         },
-        remedy=f"Rename {escaped(wrapped, 90)} to lm_head.weight."
-        if wrapped
+        remedy=f"Rename {escaped(other, 90)} to lm_head.weight."
+        if other
         else "Export lm_head.weight; where the head was frozen it is the target's rows selected by t2d.",
         where="lm_head.weight",
         engines=label(case),

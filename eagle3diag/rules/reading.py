@@ -31,6 +31,7 @@ __all__ = [
     "shape_of",
     "spelled_layer",
     "stated",
+    "wrapped",
 ]
 
 
@@ -143,6 +144,24 @@ def spelled_layer(name: str) -> str:
         if part == "layers" and parts[i + 1].isdigit():
             return ".".join(parts[: i + 2]) + "."
     return ""
+
+
+#: first words of the names a reader knows
+_HEADS = ("model", "layers", "midlayer", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "input_norm", "fc_norm")
+
+
+def wrapped(case: Case) -> dict[str, list[str]]:
+    """Tensor names by a wrapper's prefix (``module.``, ``draft_model.``) where a whole draft, ``fc`` and layer, stands behind one.
+
+    No engine on record strips such a prefix; ``model.`` is none of them.
+    """
+    out: dict[str, list[str]] = {}
+    for name in case.draft.tensors:
+        parts = name.split(".")
+        at = next((i for i, part in enumerate(parts) if part in _HEADS), 0)
+        if at:
+            out.setdefault(".".join(parts[:at]) + ".", []).append(name)
+    return {p: names for p, names in out.items() if f"{p}fc.weight" in names and any(spelled_layer(n) for n in names)}
 
 
 def layer_names(case: Case) -> dict[str, list[str]]:
