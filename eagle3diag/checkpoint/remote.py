@@ -34,6 +34,11 @@ _TIMEOUT = 30.0  # seconds without an answer
 _HUB = "https://huggingface.co"
 _CONFIGS = ("config.json", "config_speculators.json")
 _PAGE = ("tree", "blob", "resolve")
+_HINTS = (
+    ((401, 403), "sign in (HF_TOKEN) or ask for access"),
+    ((429, 500, 502, 503, 504), "try again later"),
+    (range(300, 400), "it sends on in circles or to another protocol, which is not followed"),
+)
 
 Get = Callable[[str, int, int], "Answer | None"]
 
@@ -268,13 +273,7 @@ def _https(base: str, query: str, where: str, hub: str | None) -> Get:
                 return None
             if error.code == 416:  # an empty file has no first byte
                 return Answer(b"", 0)
-            hint = (
-                "sign in (HF_TOKEN) or ask for access"
-                if error.code in (401, 403)
-                else "try again later"
-                if error.code in (429, 500, 502, 503, 504)
-                else "check the URL"
-            )
+            hint = next((text for codes, text in _HINTS if error.code in codes), "check the URL")
             raise CheckpointError(f"{where}: {escaped(file, 100)}: the server answers HTTP {error.code}; {hint}") from None
         except TimeoutError:
             raise CheckpointError(f"{where}: no answer within {_TIMEOUT:.0f} s") from None
