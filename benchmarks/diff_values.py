@@ -74,13 +74,20 @@ def write(folder: Path, scale: float) -> tuple[Path, Path, dict[str, float]]:
     from safetensors.torch import save_file
 
     h, inter = int(H * scale**0.5) // 64 * 64, int(INTER * scale**0.5) // 64 * 64
-    shapes = {
-        "fc.weight": (h, 3 * h), "layers.0.self_attn.q_proj.weight": (h, 2 * h), "layers.0.self_attn.k_proj.weight": (h // 3, 2 * h),
-        "layers.0.self_attn.v_proj.weight": (h // 3, 2 * h), "layers.0.self_attn.o_proj.weight": (h, h), "layers.0.mlp.gate_proj.weight": (inter, h),
-        "layers.0.mlp.up_proj.weight": (inter, h), "layers.0.mlp.down_proj.weight": (h, inter), "lm_head.weight": (VOCAB_DRAFT, h),
-        "layers.0.input_layernorm.weight": (h,), "layers.0.hidden_norm.weight": (h,), "layers.0.post_attention_layernorm.weight": (h,),
+    layer = "layers.0"
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, 3 * h),
+        f"{layer}.self_attn.q_proj.weight": (h, 2 * h),
+        f"{layer}.self_attn.k_proj.weight": (h // 3, 2 * h),
+        f"{layer}.self_attn.v_proj.weight": (h // 3, 2 * h),
+        f"{layer}.self_attn.o_proj.weight": (h, h),
+        f"{layer}.mlp.gate_proj.weight": (inter, h),
+        f"{layer}.mlp.up_proj.weight": (inter, h),
+        f"{layer}.mlp.down_proj.weight": (h, inter),
+        "lm_head.weight": (VOCAB_DRAFT, h),
         "norm.weight": (h,),
-    }  # fmt: skip
+    }
+    shapes |= {f"{layer}.{n}.weight": (h,) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
     g = torch.Generator().manual_seed(0)
     tensors = {n: (0.02 * torch.randn(s, generator=g)).to(torch.bfloat16) for n, s in shapes.items()}
     tensors["norm.weight"][5] = float("nan")
@@ -88,7 +95,9 @@ def write(folder: Path, scale: float) -> tuple[Path, Path, dict[str, float]]:
     mask = torch.zeros(VOCAB, dtype=torch.bool)
     mask[::4][:VOCAB_DRAFT] = True
     tensors["t2d"] = mask
-    config = json.dumps({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": h, "num_hidden_layers": 1, "draft_vocab_size": VOCAB_DRAFT})
+    config = json.dumps(
+        {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": h, "num_hidden_layers": 1, "draft_vocab_size": VOCAB_DRAFT}
+    )
     paths = []
     truth: dict[str, float] = {}
     for side in ("a", "b"):
@@ -97,7 +106,11 @@ def write(folder: Path, scale: float) -> tuple[Path, Path, dict[str, float]]:
             tensors[CHANGED][::7, 3] += 0.0625
             after = tensors[CHANGED].double()
             d = after - before
-            truth = {"max_abs": float(d.abs().max()), "relative": float(d.norm() / before.norm()), "differ": float((d != 0).double().mean())}
+            truth = {
+                "max_abs": float(d.abs().max()),
+                "relative": float(d.norm() / before.norm()),
+                "differ": float((d != 0).double().mean()),
+            }
             tensors = {n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}
         path = folder / side
         path.mkdir()

@@ -98,8 +98,10 @@ def test_row_permutation_is_a_change(tmp_path: Path) -> None:
     a = torch.randn(128, 64).to(torch.bfloat16)
     change = one(tmp_path, a, a[torch.arange(128).roll(1)])
     assert not change.equal
-    assert change.differ is not None and change.differ > 0.9
-    assert change.cosine is not None and abs(change.cosine) < 0.1
+    assert change.differ is not None
+    assert change.differ > 0.9
+    assert change.cosine is not None
+    assert abs(change.cosine) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,8 @@ def test_fused_against_split(tmp_path: Path, swap: bool) -> None:
     found = two(tmp_path, fused, split) if swap else two(tmp_path, split, fused)
     assert (found.removed, found.added, found.shape) == ((), (), ())
     assert [v.name for v in found.changed] == [f"{at}k_proj.weight"]
-    assert {(r.rows, r.by) for r in found.renamed} == {((0, 64), "dialect"), ((64, 96), "dialect"), ((96, 128), "dialect"), ((0, 128), "dialect"), ((128, 256), "dialect")}  # fmt: skip
+    rows = {(0, 64), (64, 96), (96, 128), (0, 128), (128, 256)}  # q, k, v; gate, up
+    assert {(r.rows, r.by) for r in found.renamed} == {(r, "dialect") for r in rows}
 
 
 def test_shapes_and_dtypes(tmp_path: Path) -> None:
@@ -198,7 +201,8 @@ def test_shapes_and_dtypes(tmp_path: Path) -> None:
     assert [c.to_dict() for c in found.shape] == [{"name": "w", "a": [4, 6], "b": [6, 4]}]
     assert [c.to_dict() for c in found.dtype] == [{"name": "v", "a": "F32", "b": "BF16"}]
     assert [v.name for v in found.values] == ["v"]
-    assert found.values[0].equal and not found.values[0].identical
+    assert found.values[0].equal
+    assert not found.values[0].identical
 
 
 def test_same_tensor_in_a_narrower_dtype(tmp_path: Path) -> None:
@@ -228,7 +232,8 @@ def test_integers_beyond_float64_and_bools(tmp_path: Path) -> None:
     flipped = one(tmp_path, mask, ~mask)
     assert (flipped.differ, flipped.max_abs) == (1.0, 1.0)
     offsets = one(tmp_path, torch.arange(4), torch.arange(4, dtype=torch.int32))
-    assert offsets.equal and not offsets.identical
+    assert offsets.equal
+    assert not offsets.identical
     unsigned = one(tmp_path, torch.tensor([2**63 + 5], dtype=torch.uint64), torch.tensor([2**63 + 7], dtype=torch.uint64))
     assert unsigned.max_abs == 2.0
 
@@ -241,7 +246,9 @@ def test_all_zero_sides(tmp_path: Path) -> None:
 
 def test_config_facts_stand_beside_the_tensors(tmp_path: Path) -> None:
     a = write_draft(tmp_path / "a", tiny_tensors(), tiny_config())
-    b = write_draft(tmp_path / "b", tiny_tensors(layer="midlayer"), tiny_config(rope_theta=500000.0, norm_before_residual=True, bos_token_id=7))
+    b = write_draft(
+        tmp_path / "b", tiny_tensors(layer="midlayer"), tiny_config(rope_theta=500000.0, norm_before_residual=True, bos_token_id=7)
+    )
     facts = {c.name: (c.a, c.b) for c in diff(a, b).config}
     assert facts["rope_theta"] == (100000.0, 500000.0)
     assert facts["norm_before_residual"] == (False, True)

@@ -134,11 +134,11 @@ def parse_goal(text: str) -> Goal:
     Raises:
         UsageError: another layout, or a version that is none.
     """
-    layout, _, version = text.strip().lower().partition("==")
+    layout, named, version = text.strip().lower().partition("==")
     known = ", ".join(LAYOUTS)
     if layout not in LAYOUTS:
         raise UsageError(f"{escaped(text)} is no layout to convert to: known are {known}; an engine may name its release: sglang==0.5.9")
-    if not version:
+    if not named:
         return Goal(layout, None, text.strip())
     numbers: list[int] = []
     for part in version.split("."):

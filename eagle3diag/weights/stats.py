@@ -219,9 +219,9 @@ def tensor_stats(checkpoint: Checkpoint, name: str, *, block: int = BLOCK) -> Te
                 x[bad] = 1.0  # for the count of zeros
                 zeros += n - int(torch.count_nonzero(x))
                 x[bad] = 0.0  # for the norms of rows and columns
-            else:
-                zeros += n - int(torch.count_nonzero(x))
             squares = torch.mul(x, x, out=buffers[1][:n])
+            if finite is x and float(squares.amin()) == 0.0:  # a zero, or a float64 whose square underflows
+                zeros += n - int(torch.count_nonzero(x))
             if finite.numel():
                 a, b = torch.aminmax(finite)
                 low, high = min(low, float(a)), max(high, float(b))
