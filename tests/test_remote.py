@@ -232,7 +232,7 @@ def test_wrong_answers(host: Host, name: str) -> None:
 
 
 def test_nothing_there(host: Host) -> None:
-    with pytest.raises(CheckpointError, match="no index and no config.json there"):
+    with pytest.raises(CheckpointError, match="no index and no config"):
         open_checkpoint(f"{host.url}/nowhere")
     with pytest.raises(CheckpointError, match="no such file"):
         open_checkpoint(f"{host.url}/nowhere/model.safetensors")
