@@ -69,7 +69,8 @@ def write(folder: Path, small: int = 1) -> Path:
         f.truncate(8 + len(raw) + at)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": h, "intermediate_size": inter,
-        "vocab_size": s["vocab"], "draft_vocab_size": s["draft_vocab"], "num_attention_heads": s["heads"], "num_key_value_heads": s["heads"], "head_dim": 128,
+        "vocab_size": s["vocab"], "draft_vocab_size": s["draft_vocab"],
+        "num_attention_heads": s["heads"], "num_key_value_heads": s["heads"], "head_dim": 128,
         "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "max_position_embeddings": 262144, "hidden_act": "silu",
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "dtype": "bfloat16",
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58], "use_aux_hidden_state": True},
