@@ -179,7 +179,7 @@ weights(
     "metadata-twice",
     "'__metadata__' stands twice",
     encoded(f'{{"__metadata__":{{}},"__metadata__":{{}},"w":{_E}}}'.encode(), b"\0" * 4),
-    "duplicate-name",
+    "metadata",
 )
 weights(19, "field-twice", "malformed entry, 'dtype' stands twice", encoded(f'{{"w":{{"dtype":"F16",{_E[1:]}}}'.encode(), b"\0" * 4))
 weights(

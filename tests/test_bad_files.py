@@ -118,17 +118,20 @@ def test_permission_denied_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         folder.chmod(0o755)
         (folder / "model.safetensors").chmod(0)
         (folder / "closed").mkdir(mode=0)
+        listed = folder_with(folder / "listed", encoded({"a": entry(0, 4)}, b"\0" * 4))
+        listed.chmod(0o444)  # its names may be read, its files may not
         root = os.geteuid() == 0
         if root:
             os.seteuid(65534)
         try:
-            for path in (folder, folder / "model.safetensors", folder / "closed"):
+            for path in (folder, folder / "model.safetensors", folder / "closed", listed):
                 with pytest.raises(CheckpointError, match="permission denied"):
                     open_checkpoint(path)
         finally:
             if root:
                 os.seteuid(0)
         (folder / "closed").chmod(0o700)
+        listed.chmod(0o700)
 
 
 def changed(tmp_path: Path, how: str) -> None:

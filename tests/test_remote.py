@@ -262,6 +262,16 @@ def test_shard_names_stay_on_the_host(host: Host) -> None:
             open_checkpoint(f"{host.url}/draft")
 
 
+def test_check_reads_no_values(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle3diag.cli import main
+
+    write_draft(host.root / "draft", tiny_tensors(), tiny_config())
+    assert main(["check", f"{host.url}/draft", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "healthy"
+    assert any("headers" in s["why"] for s in report["skipped"])
+
+
 def test_values_are_refused(host: Host) -> None:
     big_draft(host.root / "draft")
     opened = open_checkpoint(f"{host.url}/draft")

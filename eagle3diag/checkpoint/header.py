@@ -87,11 +87,8 @@ def judge_length(first: bytes, size: int, where: str) -> int:
         raise CheckpointError(f"{where}: {other}")
     if length > HEADER_LIMIT:
         swapped = int.from_bytes(first[:8], "big")
-        hint = (
-            f"; read big-endian it would be {swapped:,}: written by a faulty tool"
-            if swapped <= HEADER_LIMIT
-            else "; not a safetensors file, or damaged"
-        )
+        big = f"; read big-endian it would be {swapped:,}: written by a faulty tool"
+        hint = big if 8 + swapped <= size else "; not a safetensors file, or damaged"
         raise CheckpointError(f"{where}: header length {length:,} exceeds {HEADER_LIMIT:,}{hint}")
     if 8 + length > size:
         raise CheckpointError(f"{where}: header claims {length:,} bytes, {size - 8:,} follow (truncated?); fetch the file again")
@@ -115,10 +112,8 @@ def parse_header(raw: bytes, first: bytes, size: int, where: str, file: str, ide
     notes = _Notes(file)
     body = raw.rstrip(b"\0")
     if len(body) < len(raw):
-        notes.add(
-            "header-padding",
-            f"header is padded with {len(raw) - len(body):,} NUL bytes; the format allows only spaces and the loader refuses",
-        )
+        nul = f"header is padded with {len(raw) - len(body):,} NUL bytes; the format allows only spaces and the loader refuses the file"
+        notes.add("header-padding", nul, refused=True)
     if body[:1] != b"{" and body.lstrip(b" \t\r\n")[:1] == b"{":
         notes.add(
             "header-padding",
@@ -132,7 +127,7 @@ def parse_header(raw: bytes, first: bytes, size: int, where: str, file: str, ide
     if isinstance(header, Duplicates):
         for name in header.repeated:
             if name == "__metadata__":
-                notes.add("duplicate-name", "key '__metadata__' stands twice in the header: the loader refuses the file")
+                notes.add("metadata", "key '__metadata__' stands twice in the header: the loader refuses the file")
             else:
                 notes.add(
                     "duplicate-name", f"key '{escaped(name)}' stands twice in the header: the loader keeps the last", name=escaped(name)

@@ -151,11 +151,19 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         configs=configs,
         issues=(*issues, *(i for p in parts.values() for i in p.issues), *more),
         form=_form(index, parts),
-        extras=tuple(e for e in _EXTRAS if e not in parts and (folder / e).exists()),
+        extras=tuple(e for e in _EXTRAS if e not in parts and _there(folder / e)),
         sizes={f: p.size for f, p in parts.items()},
         reader=lambda info: parts[info.file].read(info),
         blocker=lambda info, block: parts[info.file].blocks(info, block),
     )
+
+
+def _there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _absent(path: Path) -> bool:

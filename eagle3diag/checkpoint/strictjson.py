@@ -89,7 +89,9 @@ def parse(text: str, where: str, what: str) -> Any:
     except _Refused as error:
         raise CheckpointError(f"{where}: {what} {error}") from None
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{where}: {what} is not JSON: {error.msg} at byte {len(text[: error.pos].encode('utf-8')):,}") from None
+        raise CheckpointError(
+            f"{where}: {what} is not JSON: {error.msg.removesuffix(' at')} at byte {len(text[: error.pos].encode('utf-8')):,}"
+        ) from None
     except UnicodeEncodeError:
         raise CheckpointError(f"{where}: {what} contains half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
     except RecursionError:

@@ -132,8 +132,9 @@ def _archive(raw: IO[bytes], where: str, size: int) -> tuple[Any, _Locate]:
 
     archive = zipfile.ZipFile(_Bounded(raw))
     records = {r.filename: r for r in archive.infolist()}
-    packed = next((r for r in records.values() if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1), None)
-    if packed:
+    squeezed = [r for r in records.values() if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1]
+    if squeezed:
+        packed = max(squeezed, key=lambda r: r.file_size)
         raise CheckpointError(
             f"{where}: record '{escaped(packed.filename)}' is compressed, {packed.compress_size:,} bytes claim {packed.file_size:,}; "
             f"torch.save never compresses: refused"

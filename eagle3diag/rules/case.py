@@ -72,7 +72,7 @@ def make_case(
         engine: ``sglang==0.5.9``, or ``vllm`` for the newest on record.
         launch: the launch line as text, or parsed.
         other: a second draft to compare with.
-        headers_only: forbid reading tensor data.
+        headers_only: forbid reading tensor data; always so where a draft is remote.
 
     Raises:
         CheckpointError: an input cannot be read.
@@ -113,7 +113,7 @@ def make_case(
         served=served,
         launch=parsed,
         other=second,
-        headers_only=headers_only,
+        headers_only=headers_only or opened.remote or (second is not None and second.remote),
         notes=tuple(notes),
     )
 

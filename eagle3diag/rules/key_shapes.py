@@ -347,7 +347,7 @@ def damaged_file(case: Case) -> Iterator[Finding]:
             yield finding(
                 "KEY210",
                 issue.message,
-                severity=Severity.WARNING if _DAMAGE[issue.kind] else None,
+                severity=Severity.WARNING if _DAMAGE[issue.kind] and not issue.evidence.get("refused") else None,
                 evidence={"file": issue.file, "kind": issue.kind, **issue.evidence},
                 remedy="Copy or download the file again and compare size and hash with the source.",
                 where=issue.file,
