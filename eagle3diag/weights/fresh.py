@@ -19,9 +19,9 @@ The eight, for a sample X [k, c] of rows and columns spread over the matrix, wit
 * ``top``: the largest eigenvalue of X X^T against the Marchenko-Pastur edge in Tracy-Widom units (Johnstone 2001, Ann. Stat. 29:295).
 
 Margins, measured by ``tests/test_fresh.py`` and the run noted there: over thousands of initialised matrices of width 32 to 8192 the largest
-|z| seen was below 5 against the limit of 7, so a fresh matrix is missed with a probability of the order of 1e-6 (normal tail; chi-square tails of
-small matrices are fatter, which the limit covers). The least conspicuous matrix of the really trained sample draft has a largest |z|
-above 100. A rank-one change of norm t shows where t > 2 s (k c)^(1/4): at width 4096 a single Adam step of
+|z| seen was below 5 against the limit of 7, so a fresh matrix is missed with a probability of the order of 1e-6 (normal tail; chi-square
+tails of small matrices are fatter, which the limit covers). The least conspicuous matrix of the really trained sample draft has a largest
+|z| above 100. A rank-one change of norm t shows where t > 2 s (k c)^(1/4): at width 4096 a single Adam step of
 learning rate 1e-4 in one direction is t = 0.41 against s = 0.02 and a threshold of 1.5, so a few consistent steps are enough.
 Training that moved less than that moved nothing an engine could use.
 """
@@ -59,7 +59,8 @@ class Freshness:
         std: root mean square of the sample.
         error: standard error of ``std``, relative.
         z: the statistics by name; the largest of them in absolute value decides. Empty where unjudged.
-        spike: largest singular value over the Marchenko-Pastur edge of noise of the same size: about 1 where fresh, 2 to 10 in trained matrices.
+        spike: largest singular value over the Marchenko-Pastur edge of noise of the same size: about 1 where fresh, 2 to 10 in trained
+            matrices.
         top: the same as z (see above).
         why: the verdict in words.
         rows, columns: size of the sample that was looked at.
@@ -83,7 +84,7 @@ class Freshness:
 
 
 def spread(n: int, k: int) -> list[int]:
-    """At most ``k`` of the indices 0 .. n-1, ascending, evenly spread but with no fixed stride (a stride of the head width would see one dimension)."""
+    """At most ``k`` of the indices 0 .. n-1, ascending, evenly spread but without a fixed stride, which might see one dimension of every head only."""
     if n <= k:
         return list(range(n))
     chosen = []
@@ -156,7 +157,6 @@ def _within(z: Mapping[str, float]) -> bool:
 
 def _garbage(x: torch.Tensor) -> str:
     """Why finite values cannot be weights of any draft but bit patterns of something else; empty where they can."""
-    import torch
 
     size = x.abs()
     huge = float((size > _HUGE).sum()) / size.numel()
@@ -233,7 +233,7 @@ def _power(y: torch.Tensor, steps: int = 12) -> float:
     v = torch.linspace(-1.0, 1.0, y.shape[1]) + torch.cos(torch.arange(y.shape[1]) * 2.3)
     for _ in range(steps):
         v = y.T @ (y @ (v / v.norm()))
-    return float(v.norm())
+    return float(torch.linalg.vector_norm(v))
 
 
 def _spike(y: torch.Tensor, largest: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from eagle3diag.weights.values import blocks_of, has_numbers, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Scan", "sampled_rows", "scan"]
+__all__ = ["Scan", "nearest_rows", "sampled_rows", "scan"]
 
 _BLOCK = 1 << 21
 _SAMPLED = ("F64", "F32", "F16", "BF16")  # the dtypes weights are trained in; a quantised matrix has a law of its own
@@ -203,3 +203,36 @@ def scan(checkpoint: Checkpoint, name: str, *, parts: Mapping[str, tuple[int, in
     )
 
 
+def nearest_rows(checkpoint: Checkpoint, name: str, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each query the row of a matrix most like it, over the whole matrix in one pass.
+
+    Args:
+        queries: float32 [n, columns].
+
+    Returns:
+        Largest cosine [n] and the row it was found in [n] (int64).
+
+    Raises:
+        CheckpointError: the tensor cannot be read.
+    """
+    import torch
+
+    info = checkpoint.tensors[name]
+    width = info.shape[-1]
+    wanted = torch.nn.functional.normalize(queries, dim=1)
+    best = torch.full((len(queries),), -2.0)
+    where = torch.zeros(len(queries), dtype=torch.int64)
+    rest: torch.Tensor | None = None
+    row = 0
+    for piece in _pieces(checkpoint, info):
+        values = piece.to(torch.float32) if rest is None else torch.cat([rest, piece.to(torch.float32)])
+        whole = values.numel() // width
+        rest = values[whole * width :].clone()
+        if not whole:
+            continue
+        block = torch.nn.functional.normalize(values[: whole * width].view(whole, width), dim=1)
+        cosine, at = (wanted @ block.T).max(1)
+        better = cosine > best
+        best, where = torch.where(better, cosine, best), torch.where(better, at + row, where)
+        row += whole
+    return best, where
