@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_an_embedding_the_target_cannot_give_is_missing(tmp_path: Path) -> None:
     assert "embed_tokens" in one(case(tmp_path / "a", t, c, engine=NEW), "KEY201").title
     own = tiny_tensors(target_hidden=96, embed=True)
     assert serious(case(tmp_path / "b", own, c, engine=NEW)) == set()
+
+
+@pytest.mark.parametrize("engine", [NEW, VLLM, None])
+def test_a_missing_mapping_is_seen_from_headers(engine: str | None, tmp_path: Path) -> None:
+    of = case(tmp_path, tiny_tensors(mapping=False), sglang(), engine=engine)
+    assert serious(of) == set()  # VAL307 speaks
+    got = one(replace(of, headers_only=True), "KEY201")
+    assert (got.severity.value, "d2t" in got.title) == ("error", True)
+    whole = case(tmp_path / "whole", tiny_tensors(draft_vocab=256), tiny_config(draft_vocab_size=256), engine=engine)
+    assert found(replace(whole, headers_only=True), ["KEY201"]) == []
 
 
 @pytest.mark.parametrize("prefix", ["module.", "eagle_module.", "draft_model."])

@@ -23,7 +23,13 @@ from eagle3diag.rules.reading import (
 )
 from eagle3diag.rules.registry import finding, rule
 
-_STARTS = {"uninitialised": "whatever memory holds", "ones": "ones", "random": "random numbers", "zeros": "zeros"}
+_STARTS = {
+    "uninitialised": "whatever memory holds",
+    "ones": "ones",
+    "random": "random numbers",
+    "zeros": "zeros",
+    "identity": "the identity, taking draft ids for token ids,",
+}
 
 
 def unmapped_layers(case: Case) -> dict[str, list[str]]:
@@ -208,6 +214,8 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
     if not is_eagle3(case) or not case.draft.tensors or any(i.kind == "shard-missing" for i in case.draft.issues):
         return  # tensors of an absent shard: KEY208
     gone = _unfilled(case)
+    if not case.has("values") and "d2t" not in case.spec.canonical and reduced_vocabulary(case):
+        gone["d2t"] = "identity"  # VAL307 says so where values are read
     bias = gone.pop("fc.bias", None)
     wanted_bias = stated(case, "bias").value is True
     if bias is not None:
