@@ -28,7 +28,7 @@ _STARTS = {
     "ones": "ones",
     "random": "random numbers",
     "zeros": "zeros",
-    "identity": "the identity, taking draft ids for token ids,",
+    "identity": "the identity (draft ids taken for token ids)",
 }
 
 
@@ -246,7 +246,8 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
     for start in dict.fromkeys(gone.values()):
         names = [n for n, s in gone.items() if s == start]
         known = {n: w for n in names if (w := _found_as(case, n))}
-        effect = f"{label(case)[0]} starts from {_STARTS[start]} and says nothing" if start in _STARTS else "no reader will say so"
+        who = f"{label(case)[0]} starts" if case.served is not None else "engines start"
+        effect = f"{who} from {_STARTS[start]}, without a word" if start in _STARTS else "no reader will say so"
         hint = f"; the file has {named(known.values(), 1)}, a name it does not know" if known else ""
         yield finding(
             "KEY201",
