@@ -20,7 +20,7 @@ __all__ = ["colour_wanted", "of", "render"]
 
 WIDTH = 100
 _COLOURS = {"error": "1;31", "warning": "1;33", "info": "36", "ok": "32", "skipped": "2"}
-_CELL = 52
+_CELL = 60
 
 
 def colour_wanted(stream: TextIO) -> bool:
