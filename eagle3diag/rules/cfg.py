@@ -90,7 +90,7 @@ def unrecognised_dialect(case: Case) -> Iterator[Finding]:
     None: engines do not care who wrote a draft.
 
     ## Source
-    Decision table (a) of the dialects.
+    What the writers of each framework put into config and tensors; the table is `eagle3diag/checkpoint/dialects.py`.
     """
     dialect = case.spec.dialect
     if (dialect.name == "unknown" or dialect.confidence == "low") and case.draft.configs:
@@ -140,7 +140,8 @@ def configs_disagree(case: Case) -> Iterator[Finding]:
     All. SGLang reads only the flat schema; vLLM both since 0.10.1; the speculators library only its own.
 
     ## Source
-    Engines 1.2 and 1.3, dialects 4.1.
+    SGLang 0.5.9 `model_executor/model_runner.py:355-368` (ids under `eagle_config` only), vLLM 0.33.0 `transformers_utils/config.py:364`
+    and `transformers_utils/configs/speculators/algos.py` (nested configs), speculators 0.9.0 `config.py:214`.
     """
     configs = [c for c in case.draft.configs if c.schema in ("flat", "speculators")]
     if len(configs) < 2:
@@ -219,7 +220,8 @@ def wrong_architecture(case: Case) -> Iterator[Finding]:
     All; the names a version accepts are in its contract (`eagle3diag serve`).
 
     ## Source
-    Engines 1.1 and 1.3; vLLM transitions, section 1.
+    SGLang 0.5.9 `model_loader/utils.py:55-85`; vLLM 0.33.0 `model_executor/models/registry.py:698-714` and
+    `transformers_utils/configs/eagle.py:48-70`; per version in `eagle3diag/engines/contracts`.
     """
     served = case.served
     if served is None or not is_eagle3(case):
@@ -272,7 +274,8 @@ def wrong_type(case: Case) -> Iterator[Finding]:
     All. Config classes of transformers 5 check types strictly (`use_cache expected bool, got None`).
 
     ## Source
-    Engines 1.2, field reports C7 and C12.
+    SGLang 0.5.9 `speculative/eagle_worker.py:195-199`, 0.5.23 `models/llama_eagle3.py:132-214`; public reports: sglang 21274,
+    NVIDIA/Model-Optimizer 1417.
     """
     if not case.draft.configs:
         return
@@ -318,7 +321,8 @@ def other_algorithm(case: Case) -> Iterator[Finding]:
     All. P-EAGLE is served by vLLM since 0.22.0.
 
     ## Source
-    Dialects 8 and table (a); field reports B9.
+    speculators 0.5.0 `convert/eagle/eagle_converter.py:45-48`, vLLM 0.22.0 `model_executor/models/registry.py`; public report:
+    SafeAILab/EAGLE 214.
     """
     if is_eagle3(case):
         return

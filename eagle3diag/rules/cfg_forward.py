@@ -34,7 +34,8 @@ def short_context(case: Case) -> Iterator[Finding]:
     SGLang all (refuses from 0.5.1); vLLM 0.8.5 and newer; vLLM 0.27 and newer raises the value for the second runner.
 
     ## Source
-    Engines 1.2 and 1.4; vLLM transitions, section 2; field reports H1 to H3.
+    vLLM 0.16.0 `v1/worker/gpu_model_runner.py:485-490, 3704-3706`, vLLM 0.33.0 `config/speculative.py:1501-1511`; public reports:
+    vllm 48894, sglang 6783 and 10713.
     """
     limit = case.spec.max_position
     if limit.kind != "config" or limit.value is None:
@@ -97,7 +98,8 @@ def rope(case: Case) -> Iterator[Finding]:
     draft class loses `rope_theta` in 0.18 to 0.27 where nothing is scaled.
 
     ## Source
-    Engines 1.2, vLLM transitions section 1, dialects 3.1, field reports G6 to G9.
+    vLLM 0.12.0 `transformers_utils/config.py:301`, 0.18.0 `model_executor/models/deepseek_eagle3.py:76-82`; public reports:
+    SpecForge 265 and 702, vllm-project/speculators 555 and 574.
     """
     if not is_eagle3(case) or not case.draft.configs:
         return
@@ -188,7 +190,8 @@ def norm_flags(case: Case) -> Iterator[Finding]:
     `norm_before_fc`: SGLang 0.5.17, vLLM 0.18.0. `fc_norm`: SGLang 0.5.12, vLLM 0.22.0. Older ones know neither.
 
     ## Source
-    Engines 1.2 and loader runs, config; speculators rejects both flags together (dialects 1.1); field reports C1, C2.
+    speculators 0.9.0 `models/eagle3/config.py:89-96` (mutually exclusive); both engines' loaders run on small checkpoints; public reports:
+    vllm 38111 and 46488.
     """
     if not is_eagle3(case) or not case.draft.tensors or not case.draft.configs:
         return
@@ -273,7 +276,8 @@ def leftovers(case: Case) -> Iterator[Finding]:
     M-RoPE: SGLang from 0.5.2, vLLM. Sliding window: ignored by SGLang unless given on the command line.
 
     ## Source
-    Engines 1.2, dialects 1.1 and 3.1, field reports C13 and H5.
+    vLLM 0.33.0 `model_executor/models/llama.py:185-204`, SGLang (no read of `layer_types` in any version); public reports:
+    vllm-project/speculators 598 and 684.
     """
     if not is_eagle3(case):
         return
@@ -333,7 +337,8 @@ def no_aux_ids(case: Case) -> Iterator[Finding]:
     All.
 
     ## Source
-    Engines 3.1 and 3.2, dialects 4.1.
+    SGLang 0.5.23 `spec_aux_hidden_state.py:185-196`, vLLM 0.33.0 `v1/worker/gpu/spec_decode/eagle/eagle3_utils.py:113-148`; speculators 0.3
+    and 0.4 captured one layer later (`custom_worker.py:52-60`).
     """
     spec = case.spec
     if not is_eagle3(case) or not case.draft.configs or spec.aux.raw is not None or spec.use_aux_hidden_state.value is False:

@@ -33,7 +33,8 @@ def draft_vocabulary(case: Case) -> Iterator[Finding]:
     SGLang all (null: target's head from 0.5.2, stops before); vLLM absent or null means `vocab_size` from 0.11.0, stops before.
 
     ## Source
-    Engines 1.2 and 2.3, loader runs (config), field reports B8 to B12.
+    SGLang 0.5.23 `models/llama_eagle3.py:290-330`; both engines' loaders run on small checkpoints; public reports:
+    SafeAILab/EAGLE 249 and 214, NVIDIA-NeMo/Automodel 2260.
     """
     if not is_eagle3(case) or not case.draft.configs:
         return
@@ -94,7 +95,7 @@ def tied_head(case: Case) -> Iterator[Finding]:
     SGLang all. vLLM never reads the flag.
 
     ## Source
-    Engines 1.2, loader runs (config), field reports B10 and B11.
+    Both engines' loaders run on small checkpoints; public reports: sgl-project/SpecForge 139, Tencent/AngelSlim 16.
     """
     tie = case.spec.tie_word_embeddings
     if not is_eagle3(case) or tie.kind != "config" or tie.value is not True:
@@ -163,7 +164,7 @@ def head_counts(case: Case) -> Iterator[Finding]:
     All.
 
     ## Source
-    Engines 1.2 and 2.1, loader runs (shapes: silently truncated everywhere), field reports C10 and C11.
+    Both engines' loaders run on small checkpoints; public reports: SafeAILab/EAGLE 223 and 315, vllm-project/speculators 134.
     """
     if not is_eagle3(case):
         return
@@ -234,7 +235,8 @@ def other_target(case: Case) -> Iterator[Finding]:
     All.
 
     ## Source
-    Engines 1.2 and 2.3, dialects 1.1 (verifier), field reports B14, G13 and C11.
+    SGLang 0.5.23 `models/llama.py:910-918` (embedding), speculators 0.9.0 `models/eagle3/core.py:164-190` (verifier); public reports:
+    vllm-project/speculators 188, SafeAILab/EAGLE 98.
     """
     target, spec = case.target, case.spec
     if target is None or not (case.draft.configs or case.draft.tensors):

@@ -102,7 +102,8 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
     SGLang 0.4.5 to 0.5.11 for `layers.0.`; vLLM for `model.`-prefixed names; all for `midlayer.0.`.
 
     ## Source
-    Loader runs, decoder-layer naming (executed); engines 2.2.
+    Both engines' loaders run on small checkpoints under each spelling; SGLang 0.5.9 and 0.5.12 `models/llama_eagle3.py` (`load_weights`,
+    `legacy_name_map`), vLLM 0.33.0 `model_executor/models/llama_eagle3.py`.
     """
     served = case.served
     if served is None:
@@ -209,7 +210,8 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
     All, except vLLM 0.9.0, which stops. SGLang 0.4.5 to 0.4.8 also builds `fc` with a bias no trainer writes.
 
     ## Source
-    Loader runs, missing keys (executed); engines 2.2.
+    Both engines' loaders run on small checkpoints without one tensor; vLLM 0.33.0 `model_loader/default_loader.py:512-523` (the
+    check that is switched off); public reports: vllm-project/speculators 1114 and 358.
     """
     if not is_eagle3(case) or not case.draft.tensors or any(i.kind == "shard-missing" for i in case.draft.issues):
         return  # tensors of an absent shard: KEY208
@@ -284,7 +286,7 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     SGLang 0.4.9 and newer; vLLM 0.25 and newer for biases and `input_norm`; older vLLM stops instead.
 
     ## Source
-    Loader runs, unknown keys (executed); engines 2.2.
+    Both engines' loaders run on small checkpoints with one tensor too many; vLLM 0.25.0 `model_executor/models/utils.py:402` (biases).
     """
     served = case.served
     if served is None or not is_eagle3(case):
@@ -341,7 +343,7 @@ def missing_head(case: Case) -> Iterator[Finding]:
     SGLang all (except `draft_vocab_size: null` over the whole vocabulary from 0.5.2); vLLM all over a reduced vocabulary.
 
     ## Source
-    Engines 2.3, loader runs (missing keys, executed), field reports A4.
+    vLLM 0.33.0 `layers/logits_processor.py:198`, 0.11.1 `v1/spec_decode/eagle.py:1069`; both engines' loaders run without a head.
     """
     served = case.served
     if served is None or not is_eagle3(case) or not case.draft.tensors:

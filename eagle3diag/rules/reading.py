@@ -97,7 +97,7 @@ def numbers(spec: DraftSpec) -> dict[str, int]:
     """The sizes a reader builds the draft from, each only where a config states it.
 
     ``head_dim`` falls back to ``hidden_size // num_attention_heads`` and ``num_kv_heads`` to ``num_heads``, as every reader does
-    (engines 1.2).
+    (vLLM 0.33.0 and SGLang 0.5.23 `llama_eagle3.py`).
     """
     out: dict[str, int] = {}
     for name in _SIZES:
@@ -184,7 +184,7 @@ def named(names: Iterable[str], most: int = 4) -> str:
 
 
 def expected_tensors(spec: DraftSpec) -> tuple[str, ...]:
-    """Canonical names of the tensors every EAGLE-3 reader needs for this draft (engines 2.1, dialects 2).
+    """Canonical names of the tensors every EAGLE-3 reader needs for this draft (both engines' `llama_eagle3.py`).
 
     ``embed_tokens`` (taken from the target), ``t2d`` (read by no engine) and ``d2t`` (VAL307) are not among them; the head is expected
     only where the vocabulary is reduced, because a whole one may be borrowed.

@@ -43,7 +43,7 @@ SECTIONS = (
 )
 
 #: modules that register rules when imported (each may import further ones of its family).
-MODULES = ("cfg", "cfg_shapes", "cfg_forward", "key", "key_shapes", "val", "aux_layers", "aux_target", "eng", "eng_engine")
+MODULES = ("cfg", "cfg_shapes", "cfg_forward", "key", "key_shapes", "key_files", "val", "aux_layers", "aux_target", "eng", "eng_engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
