@@ -44,6 +44,10 @@ class Wiring:
             ``uninitialised``.
         unfilled: canonical names of parameters that keep their start value, with that value (``uninitialised``, ``ones``, ``random``,
             ``zeros``).
+        token_shift: positions by which the fed token is late (0: token t+1 beside the state of token t; -1: token t).
+        state_shift: positions by which the states are late (-1: the states of token t-1).
+        concat: order in front of the first layer.
+        aux_norm: ``final`` where each captured state went through the target's final norm.
     """
 
     aux_layers: tuple[int, ...] | None = None
@@ -65,6 +69,10 @@ class Wiring:
     embedding: Literal["target", "draft", "uninitialised"] = "target"
     head: Literal["draft", "target", "target-first-rows", "embedding", "uninitialised"] = "draft"
     unfilled: Mapping[str, str] = field(default_factory=dict)
+    token_shift: int = 0
+    state_shift: int = 0
+    concat: Literal["embedding-first", "hidden-first"] = "embedding-first"
+    aux_norm: Literal["none", "final"] = "none"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

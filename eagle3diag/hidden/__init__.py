@@ -1,0 +1,1 @@
+"""Dump files become a ``HiddenDump``; states are captured, profiled, compared and checked."""
