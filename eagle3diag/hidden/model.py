@@ -78,13 +78,13 @@ class Sample:
     """
 
     name: str
-    token_ids: "torch.Tensor"
-    states: Mapping[int, "torch.Tensor"]
-    loss_mask: "torch.Tensor | None" = None
-    target_argmax: "torch.Tensor | None" = None
-    topk_ids: "torch.Tensor | None" = None
-    topk_logprobs: "torch.Tensor | None" = None
-    logsumexp: "torch.Tensor | None" = None
+    token_ids: torch.Tensor
+    states: Mapping[int, torch.Tensor]
+    loss_mask: torch.Tensor | None = None
+    target_argmax: torch.Tensor | None = None
+    topk_ids: torch.Tensor | None = None
+    topk_logprobs: torch.Tensor | None = None
+    logsumexp: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
