@@ -70,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     p = command("check", _check, "judge a draft: what is wrong, the evidence, the fix", (*FORMATS, "sarif"))
     about_case(p, many=False)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare the tensors with")
+    p.add_argument(
+        "--dump", metavar="DUMP", action=_Once, help="file or folder of the target's hidden states, to judge and to run the draft on"
+    )
     p.add_argument("--headers-only", action="store_true", help="read no tensor value; rules on values are listed as skipped")
     p.add_argument("--fail-on", choices=("error", "warning"), action=_Once, help="least severity for exit status 1 (default: error)")
 
@@ -117,7 +120,7 @@ def _place(a: argparse.Namespace, output: str) -> None:
     from pathlib import Path
 
     folder = Path(output).parent.resolve()
-    for role in ("draft", "target", "other", "a", "b"):
+    for role in ("draft", "target", "other", "dump", "a", "b"):
         given = getattr(a, role, None)
         if given and folder == Path(given).resolve():
             raise UsageError(
@@ -171,7 +174,7 @@ def _check(a: argparse.Namespace) -> int:
     from eagle3diag.report import jsonout
     from eagle3diag.rules.case import check
 
-    report = check(a.draft, target=a.target, engine=a.engine, launch=_launch(a), other=a.other, headers_only=a.headers_only)
+    report = check(a.draft, target=a.target, engine=a.engine, launch=_launch(a), other=a.other, dump=a.dump, headers_only=a.headers_only)
 
     def views() -> Sequence[View]:
         from eagle3diag.report.views import view

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from eagle3diag.engines.model import Launch
+    from eagle3diag.hidden.model import HiddenDump
 
 __all__ = ["check", "make_case"]
 
@@ -55,6 +56,31 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
     return f"{name}=={version}", notes
 
 
+def _dump(source: Source | HiddenDump) -> HiddenDump:
+    """The dump opened; one that is there but no dump stays in the case as a finding to be made, because a draft is still to be judged.
+
+    Raises:
+        CheckpointError: nothing is there.
+    """
+    from pathlib import Path
+
+    from eagle3diag.errors import CheckpointError
+    from eagle3diag.hidden.model import DumpIssue, HiddenDump
+
+    if isinstance(source, HiddenDump):
+        return source
+    from eagle3diag.hidden.dumps import open_dump
+
+    path = fspath(source)
+    try:
+        return open_dump(path)
+    except CheckpointError as error:
+        if not Path(path).exists():
+            raise
+        issue = DumpIssue("unreadable", Path(path).name, str(error))
+        return HiddenDump(path=path, format="unknown", evidence=(), hidden=0, slots=(), final_norm="unknown", samples=(), issues=(issue,))
+
+
 def make_case(
     draft: Source | Checkpoint,
     *,
@@ -62,6 +88,7 @@ def make_case(
     engine: str | None = None,
     launch: str | Launch | None = None,
     other: Source | Checkpoint | None = None,
+    dump: Source | HiddenDump | None = None,
     headers_only: bool = False,
 ) -> Case:
     """Opens everything once and serves the draft where an engine is known.
@@ -72,12 +99,15 @@ def make_case(
         engine: ``sglang==0.5.9``, or ``vllm`` for the newest on record.
         launch: the launch line as text, or parsed.
         other: a second draft to compare with.
+        dump: file or folder of hidden states of the target, or an opened one.
         headers_only: forbid reading tensor data; always so where a draft is remote.
 
     Raises:
         CheckpointError: an input cannot be read.
-        UsageError: engine or launch line make no sense.
+        UsageError: engine or launch line make no sense, or a dump is given although no value may be read.
     """
+    if headers_only and dump is not None:
+        raise UsageError("a dump is read for its values: leave --headers-only out, or --dump")
     from eagle3diag.checkpoint.open import open_checkpoint
     from eagle3diag.checkpoint.spec import draft_spec, resolved
 
@@ -113,6 +143,7 @@ def make_case(
         served=served,
         launch=parsed,
         other=second,
+        dump=None if dump is None else _dump(dump),
         headers_only=headers_only or opened.remote or (second is not None and second.remote),
         notes=tuple(notes),
     )
@@ -125,6 +156,7 @@ def check(
     engine: str | None = None,
     launch: str | Launch | None = None,
     other: Source | Checkpoint | None = None,
+    dump: Source | HiddenDump | None = None,
     headers_only: bool = False,
     select: Iterable[str] | None = None,
 ) -> Report:
@@ -139,5 +171,5 @@ def check(
     """
     from eagle3diag.rules.registry import run
 
-    case = make_case(draft, target=target, engine=engine, launch=launch, other=other, headers_only=headers_only)
+    case = make_case(draft, target=target, engine=engine, launch=launch, other=other, dump=dump, headers_only=headers_only)
     return run(case, select)

@@ -16,6 +16,7 @@ from eagle3diag.display import Shown
 if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that room
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
     from eagle3diag.engines.model import Launch, ServedDraft
+    from eagle3diag.hidden.model import HiddenDump
 
 __all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
 
@@ -70,8 +71,9 @@ class Finding:
 class Case:
     """What the user handed in, opened and normalised once. Rules look at nothing else.
 
-    ``other`` is a second draft to compare with (VAL310). ``headers_only`` forbids reading tensor data. ``notes`` say what was assumed
-    on the way (the newest version on record, an engine taken from the launch line).
+    ``other`` is a second draft to compare with (VAL310). ``dump`` holds hidden states of the target; one that could not be opened is
+    there without samples and with the reason among its issues (DMP601). ``headers_only`` forbids reading tensor data. ``notes`` say
+    what was assumed on the way (the newest version on record, an engine taken from the launch line).
     """
 
     draft: Checkpoint
@@ -80,11 +82,15 @@ class Case:
     served: ServedDraft | None = None
     launch: Launch | None = None
     other: Checkpoint | None = None
+    dump: HiddenDump | None = None
     headers_only: bool = False
     notes: tuple[str, ...] = ()
 
     def has(self, need: str) -> bool:
-        """Whether the evidence ``need`` (draft, values, target, engine, launch, other) is there."""
+        """Whether the evidence ``need`` (draft, values, target, engine, launch, other, dump, dump-file) is there.
+
+        ``dump`` is a dump with samples to read, ``dump-file`` anything that was handed in as one.
+        """
         present = {
             "draft": True,
             "values": not self.headers_only and bool(self.draft.tensors),
@@ -92,6 +98,8 @@ class Case:
             "engine": self.served is not None,
             "launch": self.launch is not None,
             "other": self.other is not None,
+            "dump": self.dump is not None and len(self.dump) > 0,
+            "dump-file": self.dump is not None,
         }
         return present[need]
 

@@ -79,7 +79,8 @@ def rule(code: str, *, severity: Severity, needs: tuple[str, ...] = ("draft",)) 
     Args:
         code: a code of the catalogue, not yet taken.
         severity: the default of its findings.
-        needs: what the case must hold: ``draft``, ``values``, ``target``, ``engine``, ``launch``, ``other``, or ``a|b``.
+        needs: what the case must hold: ``draft``, ``values``, ``target``, ``engine``, ``launch``, ``other``, ``dump``,
+            ``dump-file``, or ``a|b``.
 
     Raises:
         ValueError: the code is not in the catalogue or already taken.
@@ -135,6 +136,8 @@ _MISSING = {
     "launch": "no launch line given: pass --launch or --launch-file",
     "other": "no second draft given to compare with",
     "draft": "no draft given",
+    "dump": "no hidden-state dump given: pass --dump",
+    "dump-file": "no hidden-state dump given: pass --dump",
 }
 
 
@@ -148,7 +151,10 @@ def _lacking(case: Case, needs: Iterable[str]) -> str:
         if "values" in ways:
             reasons.append("tensor values not read: --headers-only" if case.headers_only else "the draft holds no tensors")
         else:
-            reasons.append(" or ".join(_MISSING[way] for way in ways))
+            if "dump" in ways and case.has("dump-file"):
+                reasons.append("no sample of the dump can be read")
+            else:
+                reasons.append(" or ".join(_MISSING[way] for way in ways))
     return "; ".join(reasons)
 
 
