@@ -189,14 +189,13 @@ def fresh(case: Case) -> Iterator[Finding]:
     """
     every = looks(case)
     found = [s for s in suspects(case, every) if not (s.look.role == "embed" and _target_table(case))]
-    top, spike, trained = trained_by(every)
+    strength, trained = trained_by(every)
+    around = {"trained_matrices": trained, "their_median_strength": round(strength, 2)}
     groups: dict[str, list[Suspect]] = {}
     for s in found:
         groups.setdefault(group_of(s.look), []).append(s)
     for group, members in groups.items():
-        yield _fresh_finding(
-            group, members, every, {"trained_matrices": trained, "their_median_spike": round(spike, 2), "their_median_z": round(top, 1)}
-        )
+        yield _fresh_finding(group, members, every, around)
     yield from _ones(every, {g for g in groups if g.startswith("layers.")})
 
 
@@ -220,7 +219,8 @@ def _fresh_finding(group: str, members: list[Suspect], every: tuple[Look, ...], 
     if garbage:
         kind = f"{'hold' if verb == 'look' else 'holds'} uninitialised memory: {first.found.why}"
     else:
-        kind = f"{verb} freshly initialised ({first.origin or f'{first.found.law}, std {first.found.std:.4g}'})"
+        drawn = first.origin or f"{first.found.law or 'independent draws'}, std {first.found.std:.4g}"
+        kind = f"{verb} freshly initialised ({drawn})"
         if worst is Severity.INFO:
             kind = f"{verb} as an initialiser left {'it' if verb == 'looks' else 'them'}, or moved too little to tell"
     also = f"; its {len(ones)} norms are exactly 1" if ones and len(ones) == len(norms) else ""

@@ -7,6 +7,7 @@ trained one it was never loaded. So the neighbours' distance from noise is part 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -15,16 +16,14 @@ from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
 from eagle3diag.checkpoint.names import canonical_name
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case, Severity
-from eagle3diag.weights.fresh import Freshness, origin
+from eagle3diag.weights.fresh import NEAR, Freshness, origin
 from eagle3diag.weights.scan import Scan, scan
 
 __all__ = ["Look", "Suspect", "group_of", "looks", "replaced", "suspects", "trained_by"]
 
 Role = Literal["fc", "layer", "head", "embed", "norm", "mapping", "other"]
 
-#: neighbours count as well trained from here on: median over them of the spike's z and of its ratio to the noise edge
-STRONG_TOP, STRONG_SPIKE = 250.0, 2.0
-_NEAR = 4.5  # |z| below which a matrix shows no sign of training at all
+STRONG = 2.0  #: neighbours count as well trained from here on: median of their ``Freshness.strength``
 _SHARP = 0.005  # a known scale is evidence only where the width of the match is below this
 
 
@@ -144,46 +143,81 @@ def replaced(case: Case, look: Look) -> str:
     return f"{case.served.contract.label} puts {fate.as_} in its place" if case.served and fate and fate.fate == "replaced" else ""
 
 
-def trained_by(every: tuple[Look, ...]) -> tuple[float, float, int]:
-    """How far the fusion layer and the decoder layers are from noise: median z of the spike, median ratio, and how many were trained."""
-    found = [f for k in every if k.role in ("fc", "layer") for f in k.scan.fresh.values() if f.verdict == "trained"]
-    if not found:
-        return 0.0, 0.0, 0
-    return median(f.top for f in found), median(f.spike for f in found), len(found)
+def trained_by(every: tuple[Look, ...]) -> tuple[float, int]:
+    """How far the fusion layer and the decoder layers are from noise: median strength of those that were trained, and how many they are."""
+    found = [f.strength for k in every if k.role in ("fc", "layer") for f in k.scan.fresh.values() if f.verdict == "trained"]
+    return (median(found), len(found)) if found else (0.0, 0)
 
 
 def suspects(case: Case, every: tuple[Look, ...]) -> list[Suspect]:
     """Matrices that look untrained, each with the severity its neighbours justify."""
     configured = case.draft.config.get("initializer_range")
     configured = float(configured) if isinstance(configured, (int, float)) and 0 < configured < 10 else None
-    top, spike, trained = trained_by(every)
-    strong = top >= STRONG_TOP and spike >= STRONG_SPIKE
-    found = []
-    for look in every:
-        if look.role in ("norm", "mapping"):
-            continue
-        shape = look.scan.info.shape
-        for part, f in look.scan.fresh.items():
-            if f.verdict in ("fresh", "garbage"):
-                found.append((look, part, f, origin(f, shape, configured)))
-    untouched = _untouched(every)
-    known_any = any(o for _, _, _, o in found)
+    found = [
+        (look, part, f, origin(f, look.scan.info.shape, configured))
+        for look in every
+        if look.role not in ("norm", "mapping")
+        for part, f in look.scan.fresh.items()
+        if f.verdict in ("fresh", "garbage")
+    ]
+    strength, trained = trained_by(every)
+    ruled = _one_rule([(look, f) for look, _, f, _ in found if look.role in ("fc", "layer")])
+    # what an initialiser certainly made: independent, of its law, and of its scale
+    certain = [f.near and (bool(source) or id(f) in ruled) for _, _, f, source in found]
+    body = [sure for (look, _, f, _), sure in zip(found, certain, strict=True) if look.role in ("fc", "layer") and f.verdict == "fresh"]
+    share = sum(body) / len(body) if body else 0.0
+    # many matrices of exactly the start's law and scale leave less room for chance than a single one
+    enough = STRONG / 2 if sum(body) >= 4 and share >= 0.8 else STRONG
+    whole = _untouched(every) if share >= 0.8 else set()
     out = []
-    for look, part, f, source in found:
-        near = all(abs(v) <= _NEAR for v in f.z.values())
-        sharp = bool(source) and 4 * f.error < _SHARP
-        if f.verdict == "garbage" or group_of(look) in untouched:
+    for (look, part, f, source), sure in zip(found, certain, strict=True):
+        if f.verdict == "garbage" or group_of(look) in whole:
             severity = Severity.ERROR
-        elif not trained:
-            severity = Severity.ERROR if known_any else Severity.WARNING
-        elif strong and (near or source):
+        elif not trained and _barely(every, [f for _, _, f, _ in found]):
+            severity = Severity.INFO
+        elif not trained:  # nothing in this draft was trained, as far as can be seen
+            severity = Severity.ERROR if share >= 0.8 or not body else Severity.WARNING if share >= 0.5 else Severity.INFO
+        elif strength >= enough and (sure or all(abs(v) <= NEAR for v in f.z.values())):
             severity = Severity.ERROR
-        elif near and sharp:
+        elif sure and source and 4 * f.error < _SHARP:
             severity = Severity.WARNING
         else:
             severity = Severity.INFO
         out.append(Suspect(look=look, part=part, found=f, origin=source, severity=_for_role(case, look, severity)))
     return out
+
+
+def _barely(every: tuple[Look, ...], found: list[Freshness]) -> bool:
+    """Whether the norms say that a short training moved everything by too little to be seen in the matrices.
+
+    Adam moves every element about as far. Norms that moved by m add (m / std)^2 / 2 to a matrix's scale; where that would not be seen,
+    norms off one prove a training. Where it would, the matrices lack what the norms got, so they were lost.
+    """
+    moved = [k.scan.off_one for k in every if k.role == "norm" and group_of(k).startswith("layers.") and not k.scan.constant]
+    seen = [f for f in found if f.verdict == "fresh"]
+    if not moved or not seen:
+        return False
+    m = median(moved)
+    return median((m / f.std) ** 2 / 2 / f.error for f in seen) < 5.0
+
+
+def _one_rule(found: list[tuple[Look, Freshness]]) -> set[int]:
+    """Matrices (by identity) whose scales follow one initialiser's rule with one constant, whatever that is; at least three of a law."""
+    rules: tuple[Callable[[int, int], float], ...] = (
+        lambda i, o: 1.0,
+        lambda i, o: i**0.5,
+        lambda i, o: (i + o) ** 0.5,
+        lambda i, o: o**0.5,
+    )
+    best: set[int] = set()
+    for law in {f.law for _, f in found if f.law}:
+        for rule in rules:
+            scaled = [(f.std * rule(k.scan.info.shape[-1], k.scan.info.shape[-2]), f) for k, f in found if f.law == law]
+            middle, reference = sorted(scaled, key=lambda pair: pair[0])[len(scaled) // 2]
+            fits = {id(f) for value, f in scaled if abs(value / middle - 1) < 4 * (f.error**2 + reference.error**2) ** 0.5 + 1e-4}
+            if len(fits) >= 3 and len(fits) > len(best):
+                best = fits
+    return best
 
 
 def _untouched(every: tuple[Look, ...]) -> set[str]:

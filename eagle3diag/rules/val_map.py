@@ -88,8 +88,8 @@ def map_facts(case: Case) -> MapFacts:
                 d2t = wide.to(torch.int64)
         else:
             d2t = values.to(torch.int64)
-    if d2t is not None and int(d2t.abs().max()) > 2**40:  # their sum with the index must not overflow
-        problem, d2t = f"entries reach {int(d2t.abs().max())}, which are bit patterns of other data", None
+    if d2t is not None and (int(d2t.max()) > 2**40 or int(d2t.min()) < -(2**40)):  # their sum with the index must not overflow
+        problem, d2t = f"entries lie between {int(d2t.min())} and {int(d2t.max())}: bit patterns of other data", None
     t2d = raw["t2d"] != 0 if "t2d" in raw and raw["t2d"].numel() else None
     vocab = case.spec.vocab_size.value or (len(t2d) if t2d is not None else None)
     if vocab is None and case.target is not None:
@@ -269,7 +269,7 @@ def _against_t2d(m: MapFacts, ids: torch.Tensor) -> Diagnosis:
     return Diagnosis(
         fault="t2d",
         title=title,
-        remedy="One of the two belongs to another mapping (a stale cache): engines read d2t only, so make sure d2t is the one trained with, "
+        remedy="One of the two belongs to another mapping (a stale cache). Engines read d2t only: make sure it is the one trained with, "
         "and derive t2d from it.",
         evidence=evidence,
     )

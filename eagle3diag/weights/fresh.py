@@ -36,14 +36,24 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COLUMNS", "LIMIT", "MIN_ELEMENTS", "MIN_SIDE", "ROWS", "Freshness", "freshness", "origin", "spread"]
+__all__ = ["COLUMNS", "LIMIT", "MIN_ELEMENTS", "MIN_SIDE", "NEAR", "ROWS", "Freshness", "freshness", "origin", "spread"]
 
 LIMIT = 6.0  #: largest |z| a fresh matrix may show
 TOP = (-8.0, 9.0)  #: the same for ``top``: Tracy-Widom falls as exp(-2/3 x^1.5) above and exp(-|x|^3/24) below
 MIN_ELEMENTS, MIN_SIDE = 4096, 16  #: smaller matrices hold too little evidence to be called fresh
 ROWS, COLUMNS = 1024, 4096  #: at most so many rows and columns of a matrix are looked at
+NEAR = 4.5  #: |z| up to which a matrix shows no sign of training at all
 _HUGE, _TINY = 64.0, 2.0**-50  #: no trained or initialised matrix has a share of elements beyond these
 _HUGE_SHARE, _TINY_SHARE = 1e-3, 0.2
+_SPREAD = 0.15  # coefficient of variation of row or column norms that counts as strength 1
+
+#: standardised moments 4, 6, 8 and 12 of the laws initialisers draw from, and where each law ends, in standard deviations
+_LAWS: dict[str, tuple[tuple[float, float, float, float], float]] = {
+    "normal": ((3.0, 15.0, 105.0, 10395.0), math.inf),
+    "uniform": ((1.8, 27 / 7, 9.0, 729 / 13), math.sqrt(3.0)),
+    "normal cut at 2 sigma": ((2.365537, 7.471193, 27.189592, 447.0762), 2 / 0.879626),
+    "normal cut at 3 sigma": ((2.828886, 12.189791, 66.00965, 2783.2567), 3 / 0.986578),
+}
 
 Verdict = Literal["fresh", "garbage", "trained", "unjudged"]
 
@@ -55,10 +65,13 @@ class Freshness:
     Attributes:
         verdict: ``fresh`` (as an initialiser left it), ``garbage`` (bit patterns of other data), ``trained``, or ``unjudged`` (too small,
             constant, or not finite).
-        law: ``normal``, ``truncated normal`` or ``uniform`` where fresh, else empty.
+        law: ``normal``, ``uniform``, ``normal cut at 2 sigma`` or ``… 3 sigma``: the one that fits best, where fresh; empty where none
+            fits.
         std: root mean square of the sample.
         error: standard error of ``std``, relative.
         z: the statistics by name; the largest of them in absolute value decides. Empty where unjudged.
+        strength: how far from independent draws in size, not in significance: the largest of spike - 1, excess kurtosis, and the spread
+            of row and of column norms beyond chance over 0.15. About 0 where fresh, above 2 in well trained matrices.
         spike: largest singular value over the Marchenko-Pastur edge of noise of the same size: about 1 where fresh, 2 to 10 in trained
             matrices.
         top: the same as z (see above).
@@ -70,6 +83,7 @@ class Freshness:
     law: str = ""
     std: float = math.nan
     error: float = math.nan
+    strength: float = math.nan
     spike: float = math.nan
     top: float = math.nan
     z: Mapping[str, float] = field(default_factory=dict)
@@ -78,13 +92,18 @@ class Freshness:
     columns: int = 0
 
     @property
+    def near(self) -> bool:
+        """Fresh, of a known law, and without the faintest sign of training."""
+        return self.verdict == "fresh" and bool(self.law) and all(abs(v) <= NEAR for v in self.z.values())
+
+    @property
     def strangest(self) -> tuple[str, float]:
         """Name and value of the statistic farthest from what chance gives."""
         return max(self.z.items(), key=lambda item: abs(item[1]), default=("", math.nan))
 
 
 def spread(n: int, k: int) -> list[int]:
-    """At most ``k`` of the indices 0 .. n-1, ascending, evenly spread but without a fixed stride, which might see one dimension of every head only."""
+    """At most ``k`` of the indices 0 .. n-1, ascending, evenly spread; no fixed stride, which might see one dimension of each head."""
     if n <= k:
         return list(range(n))
     chosen = []
@@ -125,21 +144,35 @@ def freshness(sample: torch.Tensor, *, abs_max: float | None = None, count: int 
     if float(x.max()) == float(x.min()):
         return Freshness(verdict="unjudged", std=std, why="constant", rows=k, columns=c)
     y = x / std
-    z, kappa = _marginal(y, None if abs_max is None else abs_max / std, count or y.numel())
+    largest = float(y.abs().max()) if abs_max is None else abs_max / std
+    z, moments = _marginal(y, largest, count or y.numel())
+    kappa = moments[0]
     error = math.sqrt(max(kappa - 1.0, 0.0) / (4 * y.numel()))
-    z |= _margins(y, kappa)
-    if not _within(z):  # trained, the usual case: an estimate of how far is enough
+    margins, spreads = _margins(y, kappa)
+    z |= margins
+    law = ""
+    if _within(z):  # the costlier look, only where the cheap ones see nothing
+        pairs, top_value = _structure(y)
+        spike, top = _spike(y, top_value)
+        z |= {"pairs": pairs, "top": top}
+        law, misfit = _law(moments, largest, y.numel(), error)
+        z |= {"law": misfit} if law else {}
+    else:  # trained, the usual case: an estimate of how far is enough
         spike, top = _spike(y, _power(y))
-        return Freshness(verdict="trained", std=std, error=error, spike=spike, top=top, z=z, why=_farthest(z), rows=k, columns=c)
-    pairs, largest = _structure(y)
-    spike, top = _spike(y, largest)
-    z |= {"pairs": pairs, "top": top}
-    if not _within(z):
-        return Freshness(verdict="trained", std=std, error=error, spike=spike, top=top, z=z, why=_farthest(z), rows=k, columns=c)
-    tolerance = LIMIT * math.sqrt(24.0 / y.numel()) / 2
-    law = "uniform" if kappa < 1.8 + tolerance else "normal" if kappa > 3 - 2 * tolerance else "truncated normal"
-    why = "every statistic is what independent draws give"
-    return Freshness(verdict="fresh", law=law, std=std, error=error, spike=spike, top=top, z=z, why=why, rows=k, columns=c)
+    trained = not _within(z)
+    return Freshness(
+        verdict="trained" if trained else "fresh",
+        law="" if trained else law,
+        std=std,
+        error=error,
+        strength=max(spike - 1.0, kappa - 3.0, *(v / _SPREAD for v in spreads), 0.0),
+        spike=spike,
+        top=top,
+        z=z,
+        why=_farthest(z) if trained else "every statistic is what independent draws give",
+        rows=k,
+        columns=c,
+    )
 
 
 def _farthest(z: Mapping[str, float]) -> str:
@@ -169,25 +202,42 @@ def _garbage(x: torch.Tensor) -> str:
     return ""
 
 
-def _marginal(y: torch.Tensor, abs_max: float | None, count: int) -> tuple[dict[str, float], float]:
-    """Mean, skew and tail of y [k, c] with mean square one; and its kurtosis."""
+def _marginal(y: torch.Tensor, largest: float, count: int) -> tuple[dict[str, float], tuple[float, float]]:
+    """Mean, skew and tail of y [k, c] with mean square one; and its fourth and sixth moment."""
     n = y.numel()
     y2 = y * y
     y3 = y2 * y
-    kappa = float((y2 * y2).mean())
+    kappa, sixth = float((y2 * y2).mean()), float((y3 * y3).mean())
     z = {
         "mean": float(y.mean()) * math.sqrt(n),
-        "skew": float(y3.mean()) * math.sqrt(n / float((y3 * y3).mean())),
+        "skew": float(y3.mean()) * math.sqrt(n / sixth),
     }
     error = math.sqrt(24.0 / n)
     tail = max(0.0, (kappa - 3.0) / error) if kappa >= 1.8 else (kappa - 1.8) / error
-    largest = float(y.abs().max()) if abs_max is None else abs_max
     # probability that the largest of `count` normals lies so far out, as a one-sided z
     outside = count * math.erfc(largest / math.sqrt(2.0))
     if outside < 0.5:
         tail = max(tail, math.sqrt(-2.0 * math.log(max(outside, 1e-300))))
     z["tail"] = tail
-    return z, kappa
+    return z, (kappa, sixth)
+
+
+def _law(moments: tuple[float, float], largest: float, n: int, error: float) -> tuple[str, float]:
+    """The law whose fourth and sixth moment fit within ``NEAR`` standard errors and that reaches as far as the largest element; "" if none.
+
+    The errors are those of moments over the sample's own mean square (delta method); rounding to BF16 moves the moments by 1e-5 and the
+    end of a law by at most 2^-8.
+    """
+    best = ("", math.inf)
+    for name, ((m4, m6, m8, m12), end) in _LAWS.items():
+        error4 = math.sqrt((m8 - m4 * m4 - 4 * m4 * (m6 - m4) + 4 * m4 * m4 * (m4 - 1)) / n)
+        error6 = math.sqrt((m12 - m6 * m6 - 6 * m6 * (m8 - m6) + 9 * m6 * m6 * (m4 - 1)) / n)
+        z4, z6 = (moments[0] - m4) / error4, (moments[1] - m6) / error6
+        beyond = largest > end * (1.004 + 6 * error)
+        worst = max((z4, z6), key=abs)
+        if not beyond and abs(worst) <= NEAR and abs(worst) < abs(best[1]):
+            best = (name, worst)
+    return best
 
 
 def _chi(total: float, degrees: int, excess: float = 0.0) -> float:
@@ -195,20 +245,23 @@ def _chi(total: float, degrees: int, excess: float = 0.0) -> float:
     variance = 2.0 + excess
     ratio = max(total, 0.0) / degrees
     spread_ = variance / (9.0 * degrees)
-    return (ratio ** (1 / 3) - (1 - spread_)) / math.sqrt(spread_)
+    root: float = ratio ** (1 / 3)
+    return (root - (1 - spread_)) / math.sqrt(spread_)
 
 
-def _margins(y: torch.Tensor, kappa: float) -> dict[str, float]:
+def _margins(y: torch.Tensor, kappa: float) -> tuple[dict[str, float], tuple[float, float]]:
+    """Rows, columns and their means as z; and the coefficients of variation of row and column norms beyond what chance gives."""
     k, c = y.shape
     y2 = y * y
     noise = max(kappa - 1.0, 1e-6)
-    z = {}
+    z, spreads = {}, []
     for name, axis, n, width in (("rows", 1, k, c), ("columns", 0, c, k)):
-        dispersion = float(((y2.mean(axis) - 1.0) ** 2).sum()) * width / noise
-        z[name] = _chi(dispersion, n - 1, 12.0 / width)
+        dispersion = float(((y2.mean(axis) - 1.0) ** 2).sum())
+        z[name] = _chi(dispersion * width / noise, n - 1, 12.0 / width)
+        spreads.append(math.sqrt(max(dispersion / n - noise / width, 0.0)) / 2)
     for name, axis, n, width in (("row means", 1, k, c), ("column means", 0, c, k)):
         z[name] = _chi(float((y.mean(axis) ** 2).sum()) * width, n)
-    return z
+    return z, (spreads[0], spreads[1])
 
 
 def _structure(y: torch.Tensor) -> tuple[float, float]:
@@ -263,7 +316,7 @@ def origin(found: Freshness, shape: tuple[int, ...], configured: float | None = 
             (f"Kaiming uniform for {fan_in}", math.sqrt(2 / fan_in)),
         ]
     else:
-        cut = 0.8796 if found.law == "truncated normal" else 1.0  # std of a normal cut at two sigma
+        cut = {"normal cut at 2 sigma": 0.879626, "normal cut at 3 sigma": 0.986578}.get(found.law, 1.0)  # its std over sigma
         known = [(f"the config's initializer_range {configured:g}", configured * cut)] if configured else []
         round_ = float(f"{found.std / cut:.1e}")
         known += [
