@@ -247,7 +247,6 @@ def test_version_and_help(run: Run) -> None:
         (("chekc", "x"), "invalid choice"),
         (("check",), "DRAFT"),
         (("check", "x", "--eng", "sglang"), "--eng"),
-        (("check", "x", "--dump", "d"), "--dump"),
         (("check", "x", "--log", "l"), "--log"),
         (("check", "x", "--baseline", "90"), "--baseline"),
         (("check", "x", "--engine", "a", "--engine", "b"), "given twice"),

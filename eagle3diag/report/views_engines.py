@@ -51,9 +51,16 @@ def _layers(served: ServedDraft) -> list[tuple[str, Any, str]]:
     return rows
 
 
+#: told even where it is the usual
+ALWAYS = ("state", "fc", "norm_before_residual", "rope_theta", "mapping", "embedding", "head")
+
+
 def _wiring(served: ServedDraft) -> list[tuple[str, str]]:
-    quiet = {"unfilled", "aux_layers", "aux_layers_verify"}
-    return [(k, value_text(v)) for k, v in served.wiring.to_dict().items() if k not in quiet]
+    """The effective wiring: the parts that decide most, and whatever is not the usual; layers and fills have tables of their own."""
+    usual = type(served.wiring)().to_dict()
+    elsewhere = ("unfilled", "aux_layers", "aux_layers_verify")
+    told = {k: v for k, v in served.wiring.to_dict().items() if k not in elsewhere and (k in ALWAYS or v != usual[k])}
+    return [(k, value_text(v)) for k, v in told.items()]
 
 
 def _blocks(served: ServedDraft) -> list[Block]:
@@ -117,6 +124,6 @@ def served_view(served: ServedDraft) -> View:
                 status=(FATES[r["fate"]] for r in rows),
                 rest="more, all " + (rows[-1]["fate"] if rows else ""),
             ),
-            table("Effective wiring", ("what", "value"), _wiring(served)),
+            table("Effective wiring (what is not named is as usual)", ("what", "value"), _wiring(served)),
         ),
     )
