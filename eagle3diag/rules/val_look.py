@@ -190,14 +190,14 @@ def suspects(case: Case, every: tuple[Look, ...]) -> list[Suspect]:
 def _barely(every: tuple[Look, ...], found: list[Freshness]) -> bool:
     """Whether the norms say that a short training moved everything by too little to be seen in the matrices.
 
-    Adam moves every element about as far. Norms that moved by m add (m / std)^2 / 2 to a matrix's scale; where that would not be seen,
-    norms off one prove a training. Where it would, the matrices lack what the norms got, so they were lost.
+    Adam moves elements about as far, norms up to a few times farther than matrices. A matrix moved by m / 5 grows by (m / 5 std)^2 / 2 in
+    scale; where that would not be seen, norms off one prove a training. Where it would, the matrices lack what the norms got, so they were lost.
     """
     moved = [k.scan.off_one for k in every if k.role == "norm" and group_of(k).startswith("layers.") and not k.scan.constant]
     seen = [f for f in found if f.verdict == "fresh"]
     if not moved or not seen:
         return False
-    m = median(moved)
+    m = median(moved) / 5
     return median((m / f.std) ** 2 / 2 / f.error for f in seen) < 5.0
 
 
