@@ -31,6 +31,8 @@ _NEEDS = {
     "engine": "an engine",
     "launch": "a launch line",
     "other": "a second draft",
+    "dump": "a dump of hidden states",
+    "dump-file": "a dump of hidden states",
 }
 
 
