@@ -14,7 +14,7 @@ from typing import Any, Literal
 __all__ = ["Wiring"]
 
 Fc = Literal["applied", "bypassed", "absent"]
-Mapping_ = Literal["offset", "absolute", "missing", "none"]
+Mapping_ = Literal["offset", "absolute", "missing", "none", "t2d"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Wiring:
         sliding_window: attention window in tokens, None for full attention.
         position_gap: extra positions skipped before the second draft step (SGLang <= 0.5.11: 1).
         mapping: how draft ids become target ids: ``offset`` (i + d2t[i]), ``absolute``, ``missing`` (identity although reduced),
-            ``none`` (full vocabulary).
+            ``none`` (full vocabulary), ``t2d`` (the ids the mask t2d marks, where d2t is beyond use).
         embedding: whose embedding rows are used: ``target``, ``draft``, ``uninitialised``.
         head: ``draft``, ``target``, ``target-first-rows`` (target's head cut to the first draft-vocabulary rows), ``embedding`` (tied),
             ``uninitialised``.
