@@ -21,7 +21,7 @@ DEFINITIONS: Mapping[str, str] = {
     "marginal": "share of rows whose step s proposes the target's greedy token, whatever the steps before did",
     "joint": "share of rows whose steps 0..s all propose the target's greedy token: what engines count per position",
     "conditional": "joint of step s over joint of step s-1: right, given that all steps before were right; null where no chain got there",
-    "expected_length": "1 + sum of the first k joint rates: tokens per verification in chains of k, bonus token included, every row a start",
+    "expected_length": "1 + sum of the first k joint rates: tokens per chain of k, bonus token included, every row a start",
     "walk_length": "the same where a chain starts only after the one before ended, walked over the dump from every offset",
 }
 

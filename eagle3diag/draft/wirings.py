@@ -105,25 +105,29 @@ def _add(out: dict[str, Candidate], base: Wiring, kind: str, wiring: Wiring, fau
         )
 
 
+def _changed(base: Wiring, **fields: Any) -> Wiring:
+    return replace(base, **fields)
+
+
 def _singles(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     for kind, layers in _layer_sets(base, scope):
-        yield kind, replace(base, aux_layers=layers, aux_layers_verify=None)
+        yield kind, _changed(base, aux_layers=layers, aux_layers_verify=None)
     yield from _states(base, scope)
     yield from _norms(base, scope)
     yield from _rope(base, scope)
     yield from _vocabulary(base, scope)
     for by in (-1, 1):
-        yield "token shift", replace(base, token_shift=base.token_shift + by)
-        yield "state shift", replace(base, state_shift=base.state_shift + by)
-    yield "concat", replace(base, concat="hidden-first" if base.concat == "embedding-first" else "embedding-first")
-    yield "position gap", replace(base, position_gap=0 if base.position_gap else 1)
+        yield "token shift", _changed(base, token_shift=base.token_shift + by)
+        yield "state shift", _changed(base, state_shift=base.state_shift + by)
+    yield "concat", _changed(base, concat="hidden-first" if base.concat == "embedding-first" else "embedding-first")
+    yield "position gap", _changed(base, position_gap=0 if base.position_gap else 1)
     if base.sliding_window is not None and base.sliding_window < scope.longest:
-        yield "window", replace(base, sliding_window=None)
+        yield "window", _changed(base, sliding_window=None)
     if base.unfilled:
-        yield "never loaded", replace(base, unfilled={})
+        yield "never loaded", _changed(base, unfilled={})
     if scope.depth > 1:
         other = "hidden_norm" if base.deep_layer_norm == "input_layernorm" else "input_layernorm"
-        yield "deep norm", replace(base, deep_layer_norm=other)  # type: ignore[arg-type]
+        yield "deep norm", _changed(base, deep_layer_norm=other)
 
 
 def _layer_sets(base: Wiring, scope: Scope) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -167,13 +171,13 @@ def _states(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     """Fusion skipped or not, the final state in place of the captured ones, states normed."""
     fused = "fc.weight" in scope.tensors
     if base.fc == "applied" and scope.width_fits and fused:
-        yield "fc bypassed", replace(base, fc="bypassed")
+        yield "fc bypassed", _changed(base, fc="bypassed")
         if scope.final and base.state == "aux":
-            yield "final state", replace(base, state="final", fc="bypassed")
+            yield "final state", _changed(base, state="final", fc="bypassed")
     if base.fc == "bypassed" and fused and base.aux_layers is not None and set(base.aux_layers) <= set(scope.layers):
-        yield "fc bypassed", replace(base, fc="applied", state="aux")
+        yield "fc bypassed", _changed(base, fc="applied", state="aux")
     if scope.final_norm and base.state == "aux":
-        yield "states normed", replace(base, aux_norm="none" if base.aux_norm == "final" else "final")
+        yield "states normed", _changed(base, aux_norm="none" if base.aux_norm == "final" else "final")
 
 
 def _norms(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
@@ -184,21 +188,21 @@ def _norms(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     if any(t.startswith("fc_norm.") for t in scope.tensors):
         flags.append("fc_norm")
     for flag in flags:
-        yield flag, replace(base, **{flag: not getattr(base, flag)})
-    yield "double norm", replace(base, double_norm=not base.double_norm)
+        yield flag, _changed(base, **{flag: not getattr(base, flag)})
+    yield "double norm", _changed(base, double_norm=not base.double_norm)
     for size in sorted({2, len(flags)}):
         for chosen in combinations(flags, size):
-            yield "+".join(chosen), replace(base, **{f: not getattr(base, f) for f in chosen})
+            yield "+".join(chosen), _changed(base, **{f: not getattr(base, f) for f in chosen})
 
 
 def _rope(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     thetas = dict.fromkeys((*scope.thetas, *_THETAS))
     for theta in thetas:
         if theta != base.rope_theta:
-            yield "theta", replace(base, rope_theta=float(theta))
+            yield "theta", _changed(base, rope_theta=float(theta))
     for scaling in (None, *scope.scalings.values()):
         if scaling != base.rope_scaling:
-            yield "rope scaling", replace(base, rope_scaling=scaling)
+            yield "rope scaling", _changed(base, rope_scaling=scaling)
 
 
 def _vocabulary(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
@@ -207,14 +211,14 @@ def _vocabulary(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
         for mapping in ("offset", "missing", "absolute", "t2d"):
             stored = {"offset": "d2t", "absolute": "d2t", "t2d": "t2d"}.get(mapping)
             if mapping != base.mapping and (stored is None or stored in scope.tensors):
-                yield "mapping", replace(base, mapping=mapping)  # type: ignore[arg-type]
+                yield "mapping", _changed(base, mapping=mapping)
     heads = {"draft": "lm_head.weight" in scope.tensors, "target": scope.target_head, "target-first-rows": scope.first_rows}
     for head, there in heads.items():
         if there and head != base.head and not (head == "target-first-rows" and not scope.reduced):
-            yield "head", replace(base, head=head)  # type: ignore[arg-type]
+            yield "head", _changed(base, head=head)
     for source in scope.embeddings:
         if source != base.embedding:
-            yield "embedding", replace(base, embedding=source)  # type: ignore[arg-type]
+            yield "embedding", _changed(base, embedding=source)
 
 
 #: kinds that one cause brings together, beside the norm flags
@@ -250,7 +254,7 @@ def _together(base: Wiring, singles: Iterable[tuple[str, Wiring]]) -> Iterator[t
 
 
 def _merged(base: Wiring, *changed: Wiring) -> Wiring:
-    return replace(base, **{k: new for w in changed for k, (_, new) in base.differences(w).items()})
+    return _changed(base, **{k: new for w in changed for k, (_, new) in base.differences(w).items()})
 
 
 _WORDS = {
@@ -283,11 +287,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(v) for v in value)
     if isinstance(value, float):
-        return f"{value:,.0f}".replace(",", " ") if value >= 1000 and value == int(value) else f"{value:g}"
+        return f"{value:.0f}" if value == int(value) else f"{value:g}"
     if isinstance(value, Mapping):
-        return (
-            f"{len(value)} tensors"
-            if value and all(isinstance(v, str) and "." in k for k, v in value.items())
-            else str(dict(value) or "none")
-        )
+        return f"{len(value)} tensors" if any("." in str(k) for k in value) else str(dict(value) or "none")
     return "none" if value is None else str(value)
