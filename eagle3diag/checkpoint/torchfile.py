@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from struct import error as StructError
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -26,9 +27,10 @@ from eagle3diag.errors import CheckpointError, escaped
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Place", "TorchListing", "is_torch", "list_torch", "load_by_torch"]
+__all__ = ["Place", "TorchListing", "is_torch", "list_torch", "list_values", "load_by_torch"]
 
 _PICKLE_LIMIT = 64 << 20  # bytes of the description; 100,000 tensors take about 20 MB
+_MANY_VALUES = 1_000_000
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
 _WRAPPERS = ("draft_state_dict", "draft_model_state_dict", "model_state_dict", "state_dict", "draft_model", "model", "module")
 _SAVE_AGAIN = "save its weights as safetensors where it was made"
@@ -92,35 +94,83 @@ def list_torch(path: Path, file: str | None = None) -> TorchListing:
         CheckpointError: one line, where the file cannot be read or must not be.
     """
     where, name = shown(path), file or path.name
-    with opened(path) as (fd, identity), os.fdopen(fd, "rb", closefd=False) as raw:
-        first = raw.read(512)
-        raw.seek(0)
-        try:
-            if is_zip(first):
-                value, locate = _archive(raw, where, identity.size)
-            elif is_pickle(first):
-                value, locate = _legacy(raw)
-            else:
-                other = sniff(first) or (
-                    "empty (failed download?)" if not first else "neither a zip archive nor a pickle, so not written by torch.save"
-                )
-                raise CheckpointError(f"{where}: {other}")
-            key, weights = _weights(value, where)
-            rare = next((v.needs for v in weights.values() if isinstance(v, Opaque)), "")
-            if rare == "torch._utils._rebuild_meta_tensor_no_storage":
-                raise CheckpointError(f"{where}: saved from the meta device, so without data; save it again after loading the weights")
-            if rare:
-                return _listed_by_torch(path, where, name, identity, rare)
-            return _judge({k: v for k, v in weights.items() if isinstance(v, Strided)}, locate, key, where, name, identity)
-        except Foreign as error:
-            names = error.args[0]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            listed = ", ".join(f"`{escaped(n)}`" for n in names[:3])
-            raise CheckpointError(f"{where}: needs {listed}{more}, which is code; refused, {_SAVE_AGAIN}") from None
-        except Damaged as error:
-            raise CheckpointError(f"{where}: not readable as a torch file: {error}; fetch it again, or {_SAVE_AGAIN}") from None
-        except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError, KeyError, IndexError, EOFError, StructError):
-            raise CheckpointError(f"{where}: the zip archive is cut or damaged ({identity.size:,} bytes); fetch the file again") from None
+    with opened(path) as (fd, identity), os.fdopen(fd, "rb", closefd=False) as raw, _told(where, identity.size):
+        value, locate = _described(raw, where, identity.size)
+        key, weights = _weights(value, where)
+        rare = next((v.needs for v in weights.values() if isinstance(v, Opaque)), "")
+        if rare == "torch._utils._rebuild_meta_tensor_no_storage":
+            raise CheckpointError(f"{where}: saved from the meta device, so without data; save it again after loading the weights")
+        if rare:
+            return _listed_by_torch(path, where, name, identity, rare)
+        return _judge({k: v for k, v in weights.items() if isinstance(v, Strided)}, locate, key, where, name, identity)
+
+
+def list_values(raw: IO[bytes], where: str, file: str, identity: Identity) -> tuple[TorchListing, dict[str, Any]]:
+    """Everything in a torch file, tensor or not, without unpickling it: what a training sample holds.
+
+    Args:
+        raw: the open file, or its bytes unpacked from a ``.gz``.
+        where: its path, as shown.
+        file: how the tensors name it.
+        identity: of the file; its ``size`` is the size of ``raw``.
+
+    Returns:
+        The tensors, those of lists and inner dicts under ``key.0`` and ``key.inner``, and the numbers, texts and flags likewise.
+
+    Raises:
+        CheckpointError: as ``list_torch``, and for tensors of a rarer kind (sparse, quantised), which no sample holds.
+    """
+    with _told(where, identity.size):
+        value, locate = _described(raw, where, identity.size)
+        tensors: dict[str, Strided] = {}
+        values: dict[str, Any] = {}
+        todo: list[tuple[str, Any, int]] = [("", value, 0)]
+        seen = 0
+        while todo:
+            key, v, level = todo.pop()
+            if isinstance(v, Strided):
+                tensors[key] = v
+            elif isinstance(v, Opaque) and v.needs:
+                raise CheckpointError(f"{where}: '{escaped(key)}' is a `{escaped(v.needs)}`; {_SAVE_AGAIN}")
+            elif isinstance(v, (dict, list, tuple)) and level < 3:
+                seen += len(v)
+                if seen > _MANY_VALUES:  # shared lists multiply: a small pickle can describe billions of entries
+                    raise Damaged(f"more than {_MANY_VALUES:,} entries, which no sample has")
+                pairs = v.items() if isinstance(v, dict) else enumerate(v)
+                todo.extend((f"{key}.{k}" if key else str(k), inner, level + 1) for k, inner in reversed(list(pairs)))
+            elif isinstance(v, (str, int, float)):
+                values[key] = v
+        return _judge(tensors, locate, "", where, file, identity), values
+
+
+@contextmanager
+def _told(where: str, size: int) -> Iterator[None]:
+    """Whatever goes wrong inside becomes one line."""
+    try:
+        yield
+    except Foreign as error:
+        names = error.args[0]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        listed = ", ".join(f"`{escaped(n)}`" for n in names[:3])
+        raise CheckpointError(f"{where}: needs {listed}{more}, which is code; refused, {_SAVE_AGAIN}") from None
+    except Damaged as error:
+        raise CheckpointError(f"{where}: not readable as a torch file: {error}; fetch it again, or {_SAVE_AGAIN}") from None
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError, KeyError, IndexError, EOFError, StructError):
+        raise CheckpointError(f"{where}: the zip archive is cut or damaged ({size:,} bytes); fetch the file again") from None
+
+
+def _described(raw: IO[bytes], where: str, size: int) -> tuple[Any, _Locate]:
+    """What the file's pickle describes, and a function giving a storage's byte position and size."""
+    first = raw.read(512)
+    raw.seek(0)
+    if is_zip(first):
+        return _archive(raw, where, size)
+    if is_pickle(first):
+        return _legacy(raw)
+    other = sniff(first) or (
+        "empty (failed download?)" if not first else "neither a zip archive nor a pickle, so not written by torch.save"
+    )
+    raise CheckpointError(f"{where}: {other}")
 
 
 _Locate = Callable[[Storage], tuple[int, int]]

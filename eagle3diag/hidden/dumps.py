@@ -1,7 +1,8 @@
 """Open a dump: a file or a folder of samples, in whatever format its writer chose.
 
 Headers alone are read here; a sample is read when asked for. One broken file among many is an issue of the dump (rule DMP601),
-not the end of it; a dump without one readable sample is an error.
+not the end of it; a dump without one readable sample is an error. Files that are no samples (a vocabulary map, an arrow data set,
+configs, locks) are passed over with a note.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle3diag.checkpoint.rawfile import shown
 from eagle3diag.errors import CheckpointError, escaped
-from eagle3diag.hidden.formats_files import Contents, open_safetensors
-from eagle3diag.hidden.formats_known import recognise
+from eagle3diag.hidden.formats_beside import Hints, look_beside
+from eagle3diag.hidden.formats_files import Contents, is_gzip, parts_of
+from eagle3diag.hidden.formats_known import Foreign, recognise
 from eagle3diag.hidden.formats_layout import Layout, read_sample
 from eagle3diag.hidden.model import DumpIssue, HiddenDump, Sample, SampleRef
 
 __all__ = ["open_dump"]
 
-_ISSUES_SHOWN = 20
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".gz", ".json", ".jsonl")
+_UNPACKED_AT_ONCE = 64 << 20  # bytes of .gz files listed when a dump is opened; later ones are unpacked when read
 
 
 def open_dump(path: str | os.PathLike[str], *, hidden: int | None = None) -> HiddenDump:
@@ -36,47 +39,41 @@ def open_dump(path: str | os.PathLike[str], *, hidden: int | None = None) -> Hid
         CheckpointError: one line: nothing there, nothing readable, or no known format.
     """
     given = Path(path)
-    folder, files, notes = _files(given)
-    issues: list[DumpIssue] = []
-    layouts: list[tuple[str, Layout]] = []
-    failed: list[str] = []
+    folder, files, passed = _files(given)
+    hints = look_beside(_around(folder, files, given), hidden)
+    found = _Found(folder, hints, given.is_dir(), passed)
     for name in files:
-        try:
-            layouts.append((name, recognise(_contents(folder / name, name), hidden)))
-        except CheckpointError as error:
-            failed.append(str(error))
-            issues.append(DumpIssue("unreadable", name, _named(name, str(error))))
-    if not layouts:
-        if len(failed) == 1:
-            raise CheckpointError(failed[0])
-        raise CheckpointError(f"{shown(given)}: none of {len(files)} files is a dump; the first: {failed[0]}")
-    counts = Counter(layout.signature for _, layout in layouts)
+        found.look(name)
+    if not found.layouts:
+        _nothing(given, found)
+    counts = Counter(layout.signature for _, _, layout in found.layouts)
     wanted = counts.most_common(1)[0][0]
-    kept = [(name, layout) for name, layout in layouts if layout.signature == wanted]
-    main = kept[0][1]
-    for name, layout in layouts:
+    main = next(layout for _, _, layout in found.layouts if layout.signature == wanted)
+    issues, samples = list(found.issues), []
+    several = Counter(name for name, _, _ in found.layouts)
+    for name, part, layout in found.layouts:
         if layout.signature == wanted:
             issues += [replace(i, file=name, message=_named(name, i.message)) for i in layout.issues]
+            label = f"{_stem(name)}#{part}" if several[name] > 1 else _stem(name)
+            samples.append(SampleRef(name=label, file=name, tokens=layout.tokens, rows=layout.rows, part=part))
         else:
             kind = "other" if layout.format != main.format else "shape"
-            message = f"{_words(layout)} where {counts[wanted]} of {len(layouts)} files hold {_words(main)}; left out"
+            message = f"{_words(layout)} where {counts[wanted]} of {len(found.layouts)} samples hold {_words(main)}; left out"
             issues.append(DumpIssue(kind, name, _named(name, message)))
-    samples = tuple(
-        SampleRef(name=re.sub(r"(\.safetensors|\.pt|\.ckpt|\.gz|\.json)+$", "", name), file=name, tokens=layout.tokens, rows=layout.rows)
-        for name, layout in kept
-    )
+    samples += [SampleRef(name=_stem(name), file=name, tokens=None, rows=None) for name in found.packed]
+    samples.sort(key=lambda ref: (_natural(ref.file), ref.part))
     return HiddenDump(
         path=shown(given),
         format=main.format,
-        evidence=(*main.evidence, *notes),
+        evidence=(*main.evidence, *found.notes()),
         hidden=main.hidden,
         slots=main.slots,
         final_norm=main.final_norm,
-        samples=samples,
+        samples=tuple(samples),
         issues=tuple(issues),
         metadata=main.metadata,
         axis=main.axis,
-        loader=_Loader(folder, hidden, wanted),
+        loader=_Loader(folder, hints, wanted),
     )
 
 
@@ -85,25 +82,99 @@ class _Loader:
     """Reads one sample; picklable, so that a worker process can."""
 
     folder: Path
-    hidden: int | None
+    hints: Hints
     signature: tuple[object, ...]
 
     def __call__(self, ref: SampleRef) -> Sample:
-        contents = _contents(self.folder / ref.file, ref.file)
-        layout = recognise(contents, self.hidden)
-        if layout.signature != self.signature or (ref.rows is not None and (layout.tokens, layout.rows) != (ref.tokens, ref.rows)):
-            raise CheckpointError(
-                f"{shown(self.folder / ref.file)}: changed since the dump was opened; run again when nothing writes to it"
-            )
+        path = self.folder / ref.file
+        contents = next(parts_of(path, ref.file, ref.part))
+        layout = recognise(contents, self.hints)
+        if layout.signature != self.signature:
+            raise CheckpointError(f"{shown(path)}: {_words(layout)}, not what the dump's other samples hold")
+        if ref.rows is not None and (layout.tokens, layout.rows) != (ref.tokens, ref.rows):
+            raise CheckpointError(f"{shown(path)}: changed since the dump was opened; run again when nothing writes to it")
         return read_sample(contents, layout, ref.name)
 
 
-def _contents(path: Path, name: str) -> Contents:
-    return open_safetensors(path, name)
+class _Found:
+    """What the files of a dump turned out to be."""
+
+    def __init__(self, folder: Path, hints: Hints, many: bool, passed: Counter[str]) -> None:
+        self.folder, self.hints, self.many, self.passed = folder, hints, many, passed
+        self.layouts: list[tuple[str, int, Layout]] = []
+        self.issues: list[DumpIssue] = []
+        self.packed: list[str] = []
+        self.foreign: list[str] = []
+        self._unpacked = 0
+
+    def look(self, name: str) -> None:
+        path = self.folder / name
+        try:
+            if name.endswith((".json", ".jsonl")) and self.many and not self._answers(path):
+                self.passed[Path(name).suffix] += 1
+                return
+            if self.many and is_gzip(path):
+                if self._unpacked > _UNPACKED_AT_ONCE:
+                    self.packed.append(name)
+                    return
+                self._unpacked += path.stat().st_size
+            for contents in parts_of(path, name):
+                self._recognise(contents)
+        except CheckpointError as error:
+            self._failed(name, error)
+        except OSError as error:
+            self._failed(name, CheckpointError(f"{shown(path)}: {(error.strerror or type(error).__name__).lower()}"))
+
+    @staticmethod
+    def _answers(path: Path) -> bool:
+        from eagle3diag.hidden.formats_json import may_hold_states
+
+        return may_hold_states(path)
+
+    def _recognise(self, contents: Contents) -> None:
+        try:
+            self.layouts.append((contents.name, contents.part or 0, recognise(contents, self.hints)))
+        except CheckpointError as error:
+            self._failed(contents.name, error)
+
+    def _failed(self, name: str, error: CheckpointError) -> None:
+        if isinstance(error, Foreign) and self.many:
+            self.passed[f"{Path(name).name} (no states)"] += 1
+            self.foreign.append(_named(name, str(error)))
+        else:
+            self.issues.append(DumpIssue("unreadable", name, _named(name, str(error))))
+
+    def notes(self) -> tuple[str, ...]:
+        """What was passed over, in one line."""
+        if not self.passed:
+            return ()
+        return ("passed over: " + _counted(self.passed),)
+
+
+def _nothing(given: Path, found: _Found) -> None:
+    """Say why no sample was found.
+
+    Raises:
+        CheckpointError: always.
+    """
+    if not found.many and found.issues:
+        raise CheckpointError(found.issues[0].message)
+    said = [i.message for i in found.issues] or found.foreign
+    if not said:
+        raise CheckpointError(f"{shown(given)}: no dump file in this folder ({_counted(found.passed) or 'it is empty'})")
+    raise CheckpointError(f"{shown(given)}: no readable sample among {len(said)} files; the first: {said[0]}")
+
+
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{n} {escaped(k, 40)}" for k, n in names.most_common(5))
 
 
 def _named(name: str, message: str) -> str:
     return message if escaped(name, 300) in message else f"{escaped(name, 300)}: {message}"
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"(\.safetensors|\.pth?|\.ckpt|\.gz|\.jsonl?)+$", "", name) or name
 
 
 def _words(layout: Layout) -> str:
@@ -111,31 +182,41 @@ def _words(layout: Layout) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part]
 
 
-def _files(given: Path) -> tuple[Path, list[str], tuple[str, ...]]:
-    """The folder, the names in it that can be samples in natural order, and a note of what was passed over."""
-    if given.is_file():
-        return given.parent, [given.name], ()
-    if not given.is_dir():
-        raise CheckpointError(f"{shown(given)}: no such file or folder; give a dump file or a folder of them")
-    found: list[str] = []
-    other: Counter[str] = Counter()
-    for name in _walk(given):
-        if name.endswith(".safetensors"):
-            found.append(name)
-        else:
-            other[Path(name).suffix or Path(name).name] += 1
-    if not found:
-        kinds = ", ".join(f"{n} {escaped(k, 20)}" for k, n in other.most_common(5)) or "it is empty"
-        raise CheckpointError(f"{shown(given)}: no dump file in this folder ({kinds})")
-    note = ("passed over: " + ", ".join(f"{n} {escaped(k, 20)}" for k, n in other.most_common(5)),) if other else ()
-    return given, sorted(found, key=_natural), note
+def _around(folder: Path, files: list[str], given: Path) -> list[Path]:
+    """Folders in which a dump's configs may lie: that of its files, the one given, and the one above."""
+    first = (folder / files[0]).parent if files else folder
+    around = [first, folder] if given.is_dir() else [first]
+    if first.parent not in around:
+        around.append(first.parent)
+    return list(dict.fromkeys(around))
 
 
-def _walk(folder: Path) -> Iterable[str]:
-    for root, folders, files in os.walk(folder):
-        folders.sort()
+def _files(given: Path) -> tuple[Path, list[str], Counter[str]]:
+    """The folder, the names in it that can be samples in natural order, and what was passed over."""
+    passed: Counter[str] = Counter()
+    try:
+        if given.is_dir():
+            names = list(_walk(given, passed))
+            return given, sorted((n for n in names if n.endswith(_SUFFIXES)), key=_natural), passed
+        if not given.exists():
+            raise CheckpointError(f"{shown(given)}: no such file or folder; give a dump file or a folder of them")
+    except (OSError, ValueError) as error:
+        why = (error.strerror or "not a valid path").lower() if isinstance(error, OSError) else "not a valid path"
+        raise CheckpointError(f"{shown(given)}: {why}; give a dump file or a folder of them") from None
+    return given.parent, [given.name], passed
+
+
+def _walk(folder: Path, passed: Counter[str]) -> Iterator[str]:
+    def refused(error: OSError) -> None:
+        passed[f"folder {Path(str(error.filename)).name} ({(error.strerror or 'unreadable').lower()})"] += 1
+
+    for root, folders, files in os.walk(folder, onerror=refused):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
         for name in files:
-            yield (Path(root) / name).relative_to(folder).as_posix()
+            if name.startswith(".") or not name.endswith(_SUFFIXES):
+                passed[Path(name).suffix or name] += 1
+            else:
+                yield (Path(root) / name).relative_to(folder).as_posix()

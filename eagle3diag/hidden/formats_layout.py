@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Layout", "Piece", "axis_words", "read_sample"]
 
-#: companion arrays of a sample: field of ``Sample`` by kind
-EXTRAS = ("target_argmax", "topk_ids", "topk_logprobs", "logsumexp")
-
 
 class Piece(NamedTuple):
     """Where one state lies in its array, once a batch axis of one is taken off.
@@ -48,8 +45,6 @@ class Layout:
         mask: key of the loss mask, if the sample has one.
         extras: key by field of ``Sample``.
         tokens, rows: lengths by the header.
-        trailing: tokens at the end that have no state by design of the format.
-        leading: rows at the start whose tokens the file does not name, left out on reading.
         issues: what is odd about it, without the file's name.
     """
 

@@ -55,13 +55,15 @@ class DumpIssue:
 class SampleRef:
     """One sample of a dump, not read yet.
 
-    ``tokens`` and ``rows`` are the lengths as the headers state them (None where only reading tells); they should be equal.
+    ``tokens`` and ``rows`` are the lengths as the headers state them (None where only reading tells); they should be equal. ``part``
+    is the sample's place in a file of several: an index, or the byte its line starts at.
     """
 
     name: str
     file: str
     tokens: int | None
     rows: int | None
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +95,7 @@ class HiddenDump(Shown):
 
     Attributes:
         format: ``portable``, ``speculators``, ``speculators-legacy``, ``speculators-v0``, ``specforge``, ``modelopt``, ``angelslim``,
-            ``eagle1``,
-            ``vllm-connector``, ``sglang-json``.
+            ``eagle1``, ``vllm-connector``, ``sglang-json``, ``baldeagle``, ``torchspec``.
         evidence: what the format was recognised by.
         hidden: width of one state.
         slots: in order of position; the aux slots in the order they are stored.
