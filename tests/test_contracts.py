@@ -33,6 +33,7 @@ COVERED = {
         "reads_speculators",
         "speculators_copies",
         "speculators_architecture",
+        "speculators_types",
     ],
     "key mapping": ["layer_names", "rename", "name_prefix", "layer_parameter"],
     "unknown": ["unknown", "unknown_stacked", "unknown_bias"],

@@ -139,10 +139,9 @@ def _from_speculators(raw: Mapping[str, Any], contract: Contract) -> EngineView:
                 "only llama and qwen3 layers",
                 "speculators_architecture",
             )
-    if kind != "eagle3":
-        refusal = Refusal(
-            "construct", f"ValueError: speculators_model_type {kind!r} is not eagle3", "another algorithm", "reads_speculators"
-        )
+    if kind not in contract["speculators_types"]:
+        text = f"ValueError: Expected one of: {contract['speculators_types']}, got speculators_model_type {kind!r}"
+        refusal = Refusal("construct", text, "another algorithm", "speculators_types")
     return EngineView(flat, arch, draft_class, refusal, lost=lost, speculators=True)
 
 
