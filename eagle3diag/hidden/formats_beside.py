@@ -29,7 +29,7 @@ class Hints:
         layers: ids as ``data_config.json`` writes them.
         layers_file: the file they stand in.
         dataset: an arrow data set lies beside the files, as speculators writes one.
-        locks: ``.lock`` files lie beside them, as vLLM's connector writes them.
+        locks: ``NAME.safetensors.lock`` files lie beside them, as vLLM's connector writes them.
         prenorm: whether the last state is before the final norm, where a file says so.
     """
 
@@ -65,7 +65,7 @@ def look_beside(folders: list[Path], hidden: int | None) -> Hints:
         layers=layers,
         layers_file=layers_file,
         dataset="dataset_info.json" in every or any(n.endswith(".arrow") for n in every),
-        locks=any(n.endswith(".lock") for n in every),
+        locks=any(n.endswith(".safetensors.lock") for n in every),
         prenorm=prenorm,
     )
 

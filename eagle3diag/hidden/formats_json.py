@@ -120,6 +120,8 @@ def _response(path: Path, name: str, where: str, answer: Any, part: int) -> Cont
         rows += entry if nested else [entry]
     states = _states(rows, where)
     tokens, note = [*prompt, *answered], ""
+    if not tokens:
+        raise CheckpointError(f"{where}: {len(rows)} rows of states and no token ids; save input_ids and output_ids with the answer")
     if not prompt and prompt_rows and answered:
         states, tokens = states[prompt_rows:], list(answered)
         note = f"the ids of the prompt are not in the answer: its {prompt_rows} rows are left out"
