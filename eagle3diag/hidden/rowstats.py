@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,17 +38,34 @@ class RowStats:
     finite: Tensor
 
 
+class _Threads:
+    """How many are inside ``one_thread`` at this moment, and what torch's setting was before the first."""
+
+    lock = Lock()
+    inside = 0
+    before = 1
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small pieces are slower on several threads than on one; processes are the way to more cores (``executor=``)."""
+    """Small pieces are slower on several threads than on one; processes are the way to more cores (``executor=``).
+
+    Torch's setting is the whole process's, so the last one out, of however many threads, puts it back.
+    """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _Threads.lock:
+        if not _Threads.inside:
+            _Threads.before = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _Threads.inside += 1
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _Threads.lock:
+            _Threads.inside -= 1
+            if not _Threads.inside:
+                torch.set_num_threads(_Threads.before)
 
 
 def pieces(states: Tensor) -> Iterator[tuple[int, Tensor]]:
