@@ -16,7 +16,7 @@ from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
 from eagle3diag.checkpoint.names import canonical_name
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case, Severity
-from eagle3diag.weights.fresh import NEAR, Freshness, origin
+from eagle3diag.weights.fresh import Freshness, origin
 from eagle3diag.weights.scan import Scan, scan
 
 __all__ = ["Look", "Suspect", "group_of", "looks", "replaced", "suspects", "trained_by"]
@@ -177,7 +177,7 @@ def suspects(case: Case, every: tuple[Look, ...]) -> list[Suspect]:
             severity = Severity.INFO
         elif not trained:  # nothing in this draft was trained, as far as can be seen
             severity = Severity.ERROR if share >= 0.8 or not body else Severity.WARNING if share >= 0.5 else Severity.INFO
-        elif strength >= enough and (sure or all(abs(v) <= NEAR for v in f.z.values())):
+        elif strength >= enough and (sure or f.quiet):
             severity = Severity.ERROR
         elif sure and source and 4 * f.error < _SHARP:
             severity = Severity.WARNING
@@ -191,10 +191,11 @@ def _barely(every: tuple[Look, ...], found: list[Freshness]) -> bool:
     """Whether the norms say that a short training moved everything by too little to be seen in the matrices.
 
     Adam moves elements about as far, norms up to a few times farther than matrices. A matrix moved by m / 5 grows by (m / 5 std)^2 / 2 in
-    scale; where that would not be seen, norms off one prove a training. Where it would, the matrices lack what the norms got, so they were lost.
+    scale; where that would not be seen, norms off one prove a training. Where it would, the matrices lack what the norms got, so they
+    were lost.
     """
     moved = [k.scan.off_one for k in every if k.role == "norm" and group_of(k).startswith("layers.") and not k.scan.constant]
-    seen = [f for f in found if f.verdict == "fresh"]
+    seen = [f for f in found if f.verdict == "fresh" and f.std < 0.5]  # nobody starts a training at a scale of one
     if not moved or not seen:
         return False
     m = median(moved) / 5

@@ -175,11 +175,12 @@ def unrelated_head(case: Case) -> Iterator[Finding]:
     The draft scores one token and the engine proposes another: acceptance about 1.0.
 
     ## How it is detected
-    Cosine of the head's rows with the target's rows of the same tokens, on up to 1,024 rows, against rows of other tokens. A head trained
-    from scratch has another basis and no cosine, but its rows lie together where the target's do: the correlation of pairwise
-    cosines, six standard deviations above that of shuffled rows, clears it. Where both fail, some rows are looked up in the whole target
-    table; rows found at other tokens (cosine above 0.9) make it an error and are named. Silent where the map itself is faulty or the
-    head is freshly initialised (VAL303 to VAL307 speak for those).
+    Cosine of the head's rows with the target's rows of the same tokens, on up to 1,024 rows, against rows of other tokens. Where they are
+    no
+    closer, 32 rows are looked up in the whole target table: rows found at other tokens (cosine above 0.9) are an error, and are named.
+    A head trained from scratch has another basis and no cosine, but its rows lie together where the target's do: the correlation of
+    pairwise cosines, six standard deviations above that of shuffled rows, clears it. Silent where the map itself is faulty or the head is
+    freshly initialised (VAL303 to VAL307 speak for those).
 
     ## How to fix it
     The head and d2t come from different mappings or targets: take both from the same checkpoint of the training run.
@@ -208,7 +209,7 @@ def unrelated_head(case: Case) -> Iterator[Finding]:
     draft_ids, theirs = draft_ids[order], theirs[order]
     own = sampled_rows(case.draft, mine, draft_ids.tolist())
     r = relation(own, theirs)
-    if r.kind not in ("unrelated",) or freshness(own).verdict in ("fresh", "garbage"):
+    if r.kind not in ("unrelated", "rearranged") or freshness(own).verdict in ("fresh", "garbage"):
         return
     shown = escaped(mine, 90)
     few = torch.tensor(spread(len(own), 32), dtype=torch.int64)
@@ -227,6 +228,8 @@ def unrelated_head(case: Case) -> Iterator[Finding]:
             remedy="Head and d2t belong to different mappings: take both from the same checkpoint of the training run.",
             where=mine,
         )
+        return
+    if r.kind == "rearranged":
         return
     yield finding(
         "VAL309",

@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COLUMNS", "LIMIT", "MIN_ELEMENTS", "MIN_SIDE", "NEAR", "ROWS", "Freshness", "freshness", "origin", "spread"]
+__all__ = ["COLUMNS", "LIMIT", "MIN_ELEMENTS", "MIN_SIDE", "ROWS", "Freshness", "freshness", "origin", "spread"]
 
 LIMIT = 6.0  #: largest |z| a fresh matrix may show
 TOP = (-8.0, 9.0)  #: the same for ``top``: Tracy-Widom falls as exp(-2/3 x^1.5) above and exp(-|x|^3/24) below
 MIN_ELEMENTS, MIN_SIDE = 4096, 16  #: smaller matrices hold too little evidence to be called fresh
 ROWS, COLUMNS = 1024, 4096  #: at most so many rows and columns of a matrix are looked at
-NEAR = 4.5  #: |z| up to which a matrix shows no sign of training at all
+NEAR, NEAR_TOP = 4.5, (-6.5, 5.5)  #: z up to which a matrix shows no sign of training at all
 _HUGE, _TINY = 64.0, 2.0**-50  #: no trained or initialised matrix has a share of elements beyond these
 _HUGE_SHARE, _TINY_SHARE = 1e-3, 0.2
 _SPREAD = 0.15  # coefficient of variation of row or column norms that counts as strength 1
@@ -94,7 +94,14 @@ class Freshness:
     @property
     def near(self) -> bool:
         """Fresh, of a known law, and without the faintest sign of training."""
-        return self.verdict == "fresh" and bool(self.law) and all(abs(v) <= NEAR for v in self.z.values())
+        return bool(self.law) and self.quiet
+
+    @property
+    def quiet(self) -> bool:
+        """Fresh, and no statistic beyond what a single matrix shows by chance once in ten thousand."""
+        return self.verdict == "fresh" and all(
+            (NEAR_TOP[0] <= v <= NEAR_TOP[1]) if n == "top" else abs(v) <= NEAR for n, v in self.z.items()
+        )
 
     @property
     def strangest(self) -> tuple[str, float]:
@@ -126,13 +133,12 @@ def freshness(sample: torch.Tensor, *, abs_max: float | None = None, count: int 
     x = sample.to(torch.float32)
     if x.ndim != 2 or not x.numel():
         return Freshness(verdict="unjudged", why="not a matrix")
-    finite = torch.isfinite(x)
-    if not bool(finite.all()):
-        good = x[finite]
+    low, high = (float(v) for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        good = x[torch.isfinite(x)]
         strange = _garbage(good) if good.numel() else ""
-        return Freshness(
-            verdict="garbage" if strange else "unjudged", why=strange or "holds NaN or Inf", rows=x.shape[0], columns=x.shape[1]
-        )
+        verdict: Verdict = "garbage" if strange else "unjudged"
+        return Freshness(verdict=verdict, why=strange or "holds NaN or Inf", rows=x.shape[0], columns=x.shape[1])
     strange = _garbage(x)
     if strange:
         return Freshness(verdict="garbage", std=_rms(x), why=strange, rows=x.shape[0], columns=x.shape[1])
@@ -141,7 +147,7 @@ def freshness(sample: torch.Tensor, *, abs_max: float | None = None, count: int 
     std = _rms(x)
     if k * c < MIN_ELEMENTS or min(k, c) < MIN_SIDE:
         return Freshness(verdict="unjudged", std=std, why=f"{k} x {c} values are too few to tell", rows=k, columns=c)
-    if float(x.max()) == float(x.min()):
+    if low == high:
         return Freshness(verdict="unjudged", std=std, why="constant", rows=k, columns=c)
     y = x / std
     largest = float(y.abs().max()) if abs_max is None else abs_max / std
@@ -190,13 +196,16 @@ def _within(z: Mapping[str, float]) -> bool:
 
 def _garbage(x: torch.Tensor) -> str:
     """Why finite values cannot be weights of any draft but bit patterns of something else; empty where they can."""
-
     size = x.abs()
-    huge = float((size > _HUGE).sum()) / size.numel()
+    largest = float(size.max())
+    huge = float((size > _HUGE).sum()) / size.numel() if largest > _HUGE else 0.0
     if huge >= _HUGE_SHARE:
-        return f"{huge:.1%} of the values exceed {_HUGE:g}, the largest {float(size.max()):.3g}: bit patterns of other data, not weights"
-    nonzero = size[size > 0]
-    tiny = float((nonzero < _TINY).sum()) / nonzero.numel() if nonzero.numel() else 0.0
+        return f"{huge:.1%} of the values exceed {_HUGE:g}, the largest {largest:.3g}: bit patterns of other data, not weights"
+    small = int((size < _TINY).sum())
+    if small < _TINY_SHARE / 2 * size.numel() and small < size.numel() / 2:
+        return ""
+    zeros = int((size == 0).sum())
+    tiny = (small - zeros) / max(size.numel() - zeros, 1)
     if tiny >= _TINY_SHARE:
         return f"{tiny:.1%} of the non-zero values are below {_TINY:.1g}: bit patterns of other data, not weights"
     return ""
