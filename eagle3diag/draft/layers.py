@@ -1,8 +1,9 @@
 """One decoder layer, in functions of plain tensors: RMSNorm, attention (Llama, Qwen3, MLA), MLP.
 
-Attention is written for the mask all trainers share: a query row sees the keys of step 0 up to its own row and, of later steps, only its own
-row's key. Step-0 scores are one triangular matrix, later ones a single number a row and step, so a step costs the same as causal attention.
-Serving is the special case of queries at the end of a cache. RMSNorm computes in float32 and rounds before the weight, as transformers does.
+Attention is written for the mask all trainers share: a query row sees the keys of step 0 up to its own row and, of later steps, only its
+own row's key. Step-0 scores are one triangular matrix, later ones a single number a row and step, so a step costs what causal attention
+costs. Serving is the special case of queries at the end of a cache. RMSNorm computes in float32 and rounds before the weight, as
+transformers does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from eagle3diag.draft.rope import rotate
-from eagle3diag.draft.weights import Sizes
+from eagle3diag.draft.sizes import Sizes
 from eagle3diag.errors import CheckpointError, escaped
 
 __all__ = ["KeysValues", "LayerWeights", "activation", "attend", "causal_mask", "mlp", "project", "rms_norm"]
@@ -77,7 +78,7 @@ class KeysValues:
 
     Attributes:
         keys, values: [kept rows, kv heads, width] of step 0, or of the cache when decoding.
-        later: keys and values of later steps, one pair a step, each with as many rows as ``keys``: row i is seen by row i alone.
+        later: keys and values of later steps, one pair a step, one row per query row: row i is seen by query i alone.
     """
 
     keys: Tensor
@@ -106,9 +107,11 @@ def _project_mla(x: Tensor, w: LayerWeights, s: Sizes, cos: Tensor, sin: Tensor)
     else:
         q = w.linear(x, "self_attn.q_proj")
     q = rearrange(q, "r (h d) -> r h d", h=s.heads)
-    latent, shared = w.linear(x, "self_attn.kv_a_proj_with_mqa").split((s.kv_lora, s.rope), dim=-1)
+    packed = w.linear(x, "self_attn.kv_a_proj_with_mqa")
+    latent, shared = packed[:, : s.kv_lora], packed[:, s.kv_lora :]
     kv = w.linear(w.norm(latent, "self_attn.kv_a_layernorm", s.eps), "self_attn.kv_b_proj")
-    k, v = rearrange(kv, "r (h d) -> r h d", h=s.heads).split((s.nope, s.value), dim=-1)
+    kv = rearrange(kv, "r (h d) -> r h d", h=s.heads)
+    k, v = kv[..., : s.nope], kv[..., s.nope :]
     turned_q = rotate(q[..., s.nope :], cos, sin, interleaved=s.interleaved)
     turned_k = rotate(rearrange(shared, "r d -> r 1 d"), cos, sin, interleaved=s.interleaved)
     q = torch.cat((q[..., : s.nope], turned_q), dim=-1)
@@ -135,35 +138,29 @@ def attend(q: Tensor, kv: KeysValues, rows: Tensor, key_rows: Tensor, *, scale: 
     """
     groups = kv.keys.shape[1]
     q = rearrange(q, "r (g h) d -> g h r d", g=groups) * scale
-    k, v = rearrange(kv.keys, "k g d -> g 1 d k"), rearrange(kv.values, "k g d -> g 1 k d")
+    k, v = rearrange(kv.keys, "k g d -> g d k"), rearrange(kv.values, "k g d -> g k d")
     per_row = max(1, q.shape[0] * q.shape[1] * k.shape[-1] * q.element_size())
     block = max(16, _SCORES // per_row)
-    out = [
-        _attend_block(q[:, :, a : a + block], k, v, kv.later, slice(a, a + block), rows[a : a + block], key_rows, window)
-        for a in range(0, q.shape[2], block)
-    ]
-    return rearrange(torch.cat(out, dim=2), "g h r d -> r (g h d)")
+    out = []
+    for a in range(0, q.shape[2], block):
+        at = slice(a, a + block)
+        out.append(_attend_block(q[:, :, at], k, v, [(key[at], value[at]) for key, value in kv.later], rows[at], key_rows, window))
+    return rearrange(out[0] if len(out) == 1 else torch.cat(out, dim=2), "g h r d -> r (g h d)")
 
 
 def _attend_block(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    later: Sequence[tuple[Tensor, Tensor]],
-    at: slice,
-    rows: Tensor,
-    key_rows: Tensor,
-    window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, later: Sequence[tuple[Tensor, Tensor]], rows: Tensor, key_rows: Tensor, window: int | None
 ) -> Tensor:
+    """One block of query rows: q [groups, heads, rows, d], k [groups, d, keys], v [groups, keys, dv]."""
     stop = int(torch.searchsorted(key_rows, rows[-1], right=True))  # keys after the block's last query are seen by none
-    k, v, key_rows = k[..., :stop], v[..., :stop, :], key_rows[:stop]
-    scores = q @ k
-    scores.masked_fill_(~causal_mask(rows, key_rows, window), float("-inf"))
-    own = [(q * rearrange(key[at], "r g d -> g 1 r d")).sum(-1, keepdim=True) for key, _ in later]
-    weights = torch.softmax(torch.cat((scores, *own), dim=-1).float(), dim=-1).to(q.dtype)
-    out = weights[..., :stop] @ v
+    heads = q.shape[1]
+    scores = rearrange(rearrange(q, "g h r d -> g (h r) d") @ k[..., :stop], "g (h r) k -> g h r k", h=heads)
+    scores.masked_fill_(~causal_mask(rows, key_rows[:stop], window), float("-inf"))
+    own = [(q * rearrange(key, "r g d -> g 1 r d")).sum(-1, keepdim=True) for key, _ in later]
+    weights = torch.softmax(torch.cat((scores, *own), dim=-1), dim=-1, dtype=torch.float32).to(q.dtype)
+    out = rearrange(rearrange(weights[..., :stop], "g h r k -> g (h r) k") @ v[:, :stop], "g (h r) d -> g h r d", h=heads)
     for n, (_, value) in enumerate(later):
-        out = out + weights[..., stop + n, None] * rearrange(value[at], "r g d -> g 1 r d")
+        out = out + weights[..., stop + n, None] * rearrange(value, "r g d -> g 1 r d")
     return out
 
 

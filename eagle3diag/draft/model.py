@@ -1,18 +1,14 @@
 """The draft in plain PyTorch: one ``Wiring`` of one set of weights, run on rows of a dump or step by step.
 
-The forward pass is that of the dialects' facts, section 3, "reference forward with switches"; each switch is one line here. ``run`` does the
-trainers' test-time training: all rows at once, step after step, with the training mask. `begin`, `extend` and `decode_step` do what a server
-does: a KV cache, one chain at a time; their first steps are the same numbers.
-
-What a server leaves at its start value (``Wiring.unfilled``) is drawn here: ``ones`` and ``zeros`` are what they say; ``random`` and
-``uninitialised`` become N(0, 0.02), one generator per parameter, seeded by ``seed`` and the name. Memory nobody wrote holds anything; the draw
-stands for "nothing of what was trained".
+The forward pass is that of the dialects' facts, section 3, "reference forward with switches"; each switch is one line here. ``run`` is the
+trainers' test-time training: all rows at once, step after step, with the training mask. ``extend`` and ``decode_step`` are what a server does:
+a KV cache and one chain at a time; their first steps are the same numbers.
 """
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,14 +19,15 @@ from torch import Tensor
 from eagle3diag.checkpoint.model import DraftSpec
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.draft.layers import KeysValues, LayerWeights, activation, attend, mlp, project, rms_norm
-from eagle3diag.draft.parameters import parameter_shapes
 from eagle3diag.draft.rope import Rope, softmax_gain
 from eagle3diag.draft.rows import Rows
+from eagle3diag.draft.sizes import softmax_scale
+from eagle3diag.draft.sources import embedding_weight, filled, head_weight, target_ids
 from eagle3diag.draft.tables import TargetTables
-from eagle3diag.draft.weights import DraftWeights, softmax_scale
+from eagle3diag.draft.weights import DraftWeights
 from eagle3diag.errors import CheckpointError
 
-__all__ = ["DraftCache", "PlainDraft", "StepOutput"]
+__all__ = ["DraftCache", "PlainDraft", "StepOutput", "Tokens"]
 
 Tokens = Literal["forced", "on-policy"]
 
@@ -62,6 +59,15 @@ class DraftCache:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def append(self, index: int, k: Tensor, v: Tensor) -> KeysValues:
+        """Add the keys and values of new positions to layer ``index``."""
+        if index == len(self.layers):
+            self.layers.append(KeysValues(k, v))
+        else:
+            kv = self.layers[index]
+            kv.keys, kv.values = torch.cat((kv.keys, k)), torch.cat((kv.values, v))
+        return self.layers[index]
+
     def crop(self, length: int) -> None:
         """Forget everything after the first ``length`` entries (a rejected chain)."""
         self.positions = self.positions[:length]
@@ -72,162 +78,100 @@ class DraftCache:
 class PlainDraft:
     """A draft that can be run.
 
-    Args:
-        weights: canonical tensors.
-        spec: of the draft.
-        wiring: what to run: the spec's own, a served draft's, or a fault.
-        tables: of the target.
-        seed: of start values.
-
-    Raises:
-        CheckpointError: the wiring needs a tensor or table that is not there, or widths that do not fit.
+    Attributes:
+        path, spec, wiring, sizes, dtype, device: what was given.
+        target_ids: [draft vocabulary] int64: the target id of every column of the logits.
+        head_rows_missing: rows of a borrowed head that the tables do not have; zeros stand in.
     """
 
     def __init__(self, weights: DraftWeights, spec: DraftSpec, wiring: Wiring, tables: TargetTables, *, seed: int = 0) -> None:
-        self.spec, self.wiring, self.seed = spec, wiring, seed
-        self.sizes, self.dtype, self.device, self.path = weights.sizes, weights.dtype, weights.device, weights.path
+        """Put a draft together.
+
+        Args:
+            weights: canonical tensors.
+            spec: of the draft.
+            wiring: what to run: the spec's own, a served draft's, or a fault.
+            tables: of the target.
+            seed: of start values (see `sources`).
+
+        Raises:
+            CheckpointError: the wiring needs a tensor or table that is not there, or widths that do not fit.
+        """
+        self.path, self.spec, self.wiring = weights.path, spec, wiring
+        self.sizes, self.dtype, self.device = weights.sizes, weights.dtype, weights.device
         self.tables = tables.to(weights.device)
-        self._weights = self._filled(weights)
-        s, theta = self.sizes, wiring.rope_theta
-        if theta is None:
+        self._weights = w = filled(weights, spec, wiring, seed)
+        s = self.sizes
+        if wiring.rope_theta is None:
             raise CheckpointError(f"{self.path}: the rope base of this wiring is not known; state rope_theta")
-        self.rope = Rope(dim=s.rotary, theta=theta, scaling=wiring.rope_scaling, max_position=s.max_position, interleaved=s.interleaved)
+        self.rope = Rope(
+            dim=s.rotary, theta=wiring.rope_theta, scaling=wiring.rope_scaling, max_position=s.max_position, interleaved=s.interleaved
+        )
         self._scale = softmax_scale(s, softmax_gain(wiring.rope_scaling) if s.mla else 1.0)
         self._act = activation(s.act)
         self._layers = [self._layer(i) for i in range(s.layers)]
-        self._fc = self._fusion()
-        self.head_rows_missing = 0  #: head rows the tables do not have; zeros stand in
-        self._head = self._head_weight()
-        self._embedding = self._embedding_weight()
-        self._map = self._target_ids()
-
-    # ---- what is run -------------------------------------------------------------------------------------------------------------
-
-    def _filled(self, weights: DraftWeights) -> DraftWeights:
-        """The weights with start values where the wiring says that nothing reached the parameter."""
-        out = dict(weights.tensors)
-        shapes = parameter_shapes(weights, self.spec)
-        for name, value in self.wiring.unfilled.items():
-            if name in ("lm_head.weight", "embed_tokens.weight"):
-                continue  # the wiring's head and embedding say what stands there
-            shape = tuple(out[name].shape) if name in out else shapes.get(name)
-            if shape is not None:
-                out[name] = self._start(name, shape, value)
-        return replace(weights, tensors=out)
-
-    def _start(self, name: str, shape: tuple[int, ...], value: str) -> Tensor:
-        if value in ("ones", "zeros"):
-            return (torch.ones if value == "ones" else torch.zeros)(shape, dtype=self.dtype, device=self.device)
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}:{name}".encode()))
-        return (0.02 * torch.randn(shape, generator=generator)).to(dtype=self.dtype, device=self.device)
-
-    def _need(self, name: str) -> Tensor:
-        value = self._weights.get(name)
-        if value is None:
-            raise CheckpointError(f"{self.path}: this wiring needs {name}, and the draft has none")
-        return value
+        self._fc = w.need("fc.weight") if wiring.fc == "applied" else None
+        self._norm = w.need("norm.weight") if wiring.final_norm or wiring.norm_output else None
+        self._embedding = embedding_weight(w, wiring, self.tables, seed)
+        self._head, self.head_rows_missing = head_weight(w, wiring, self.tables, seed)
+        self.target_ids = target_ids(w, wiring, len(self._head))
 
     def _layer(self, index: int) -> LayerWeights:
-        at = f"layers.{index}."
-        w = LayerWeights(tensors={k[len(at) :]: v for k, v in self._weights.tensors.items() if k.startswith(at)})
-        names = ["post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"]
-        names += ["input_layernorm", "hidden_norm"] if index == 0 else [self.wiring.deep_layer_norm]
-        names += ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"] if self.sizes.mla else [f"self_attn.{p}_proj" for p in "qkv"]
-        for name in names:
-            self._need(f"{at}{name}.weight")
-        return w
-
-    def _fusion(self) -> Tensor | None:
-        w = self.wiring
-        if w.fc != "applied":
-            return None
-        return self._need("fc.weight")
-
-    def _head_weight(self) -> Tensor:
-        """[draft vocabulary, hidden] rows of the head."""
-        w, s = self.wiring, self.sizes
-        if w.head == "draft":
-            return self._need("lm_head.weight")
-        if w.head == "uninitialised":
-            return self._start("lm_head.weight", (s.draft_vocab, s.hidden), "random")
-        if w.head == "embedding":
-            own = self._weights.get("embed_tokens.weight") if w.embedding == "draft" else self.tables.embedding
-            if own is None or (w.embedding != "draft" and not self.tables.whole):
-                raise CheckpointError(f"{self.path}: the head is tied to the embedding, and the whole embedding is not at hand")
-            head = own
-        elif w.head == "target-first-rows":
-            first = torch.arange(s.draft_vocab, device=self.device)
-            known = self.tables.known(first)
-            head = torch.zeros((s.draft_vocab, s.hidden), dtype=self.dtype, device=self.device)
-            head[known] = self.tables.head_rows(first[known]).to(self.dtype)
-            self.head_rows_missing = int((~known).sum())
+        """One layer's parameters, the needed ones present and of the shapes the sizes ask for."""
+        at, s, t = f"layers.{index}.", self.sizes, self._weights
+        w = LayerWeights(tensors={k[len(at) :]: v for k, v in t.tensors.items() if k.startswith(at)})
+        width = 2 * s.hidden if index == 0 else s.hidden
+        names = ["input_layernorm", "hidden_norm"] if index == 0 else [self.wiring.deep_layer_norm]
+        for name in (*names, "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"):
+            t.need(f"{at}{name}.weight")
+        if s.mla:
+            entry = ["self_attn.q_a_proj" if w.has("self_attn.q_b_proj") else "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"]
+            rest = ["self_attn.kv_b_proj", "self_attn.kv_a_layernorm"]
+            for name in (*rest, *(["self_attn.q_a_layernorm"] if w.has("self_attn.q_b_proj") else [])):
+                t.need(f"{at}{name}.weight")
         else:
-            if not self.tables.whole or self.tables.head is None:
-                raise CheckpointError(f"{self.path}: the head is the target's own, and the whole target head is not at hand")
-            head = self.tables.head
-        if head.shape[-1] != s.hidden:
-            raise CheckpointError(f"{self.path}: the head has width {head.shape[-1]}, the draft {s.hidden}")
-        return head.to(device=self.device, dtype=self.dtype)
-
-    def _embedding_weight(self) -> Tensor | None:
-        """A table by target id, or None where the target's rows are asked for one by one."""
-        w, s = self.wiring, self.sizes
-        if w.embedding == "draft":
-            return self._need("embed_tokens.weight")
-        if w.embedding == "uninitialised":
-            rows = s.vocab or self.tables.vocab or s.draft_vocab
-            return self._start("embed_tokens.weight", (rows, s.hidden), "random")
-        if self.tables.embedding is not None and self.tables.embedding.shape[-1] != s.hidden:
-            raise CheckpointError(
-                f"{self.path}: the target's embedding has width {self.tables.embedding.shape[-1]}, the draft {s.hidden}; it needs its own"
-            )
-        return None
-
-    def _target_ids(self) -> Tensor:
-        """[draft vocabulary] int64: the target id each column of the logits stands for."""
-        own = torch.arange(len(self._head), device=self.device)
-        if self.wiring.mapping in ("none", "missing"):
-            return own
-        d2t = self._weights.get("d2t")
-        if d2t is None or len(d2t) != len(own):
-            have = "none" if d2t is None else str(len(d2t))
-            raise CheckpointError(f"{self.path}: d2t maps {len(own)} draft ids, and it has {have} entries")
-        return own + d2t if self.wiring.mapping == "offset" else d2t
+            entry = [f"self_attn.{p}_proj" for p in "qkv"]
+        for name in entry:
+            found = t.need(f"{at}{name}.weight")
+            if found.shape[-1] != width:
+                raise CheckpointError(
+                    f"{self.path}: {at}{name} takes width {found.shape[-1]}, layer {index} of this draft feeds it {width}"
+                )
+        return w
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Target ids of draft ids (int64, any shape), by the wiring's mapping."""
-        return self._map[draft_ids]
-
-    @property
-    def target_ids(self) -> Tensor:
-        """[draft vocabulary] int64: the target id of every column of the logits."""
-        return self._map
+        return self.target_ids[draft_ids]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[rows, hidden] embeddings of target ids.
+        """[rows, hidden] embeddings of target ids ([rows] int64).
 
         Raises:
             CheckpointError: an id without a row.
         """
+        out, unknown = self._embed_known(ids)
+        if unknown is None:
+            return out
         if self._embedding is None:
-            return self.tables.embed(ids).to(self.dtype)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._embedding):
-            raise CheckpointError(f"{self.path}: token ids {int(ids.min())} to {int(ids.max())}; the embedding has {len(self._embedding)} rows")
-        return self._embedding[ids]
+            return self.tables.embed(ids)  # raises, naming the first
+        raise CheckpointError(f"{self.path}: no embedding row for token id {int(ids[unknown][0])}; it has {len(self._embedding)} rows")
 
     def _embed_known(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Embeddings with zeros for ids that have no row, and which those are."""
-        known = self.tables.known(ids) if self._embedding is None else (ids >= 0) & (ids < len(self._embedding))
+        table = self._embedding
+        known = self.tables.known(ids) if table is None else (ids >= 0) & (ids < len(table))
         if bool(known.all()):
-            return self.embed(ids), None
+            return (self.tables.embed(ids) if table is None else table[ids]).to(self.dtype), None
         out = torch.zeros((len(ids), self.sizes.hidden), dtype=self.dtype, device=self.device)
-        out[known] = self.embed(ids[known])
+        out[known] = self._embed_known(ids[known])[0]
         return out, ~known
 
     # ---- the forward pass --------------------------------------------------------------------------------------------------------
 
     def fuse(self, states: Tensor, *, final_norm: bool = False) -> Tensor:
         """Target states [rows, slots, target hidden] to the draft's first hidden state [rows, hidden].
+
+        Where ``fc`` does not run, the concatenation goes in if it is as wide as the draft, else the last state.
 
         Args:
             final_norm: each state goes through the target's final norm first.
@@ -237,23 +181,26 @@ class PlainDraft:
         """
         w, s = self.wiring, self.sizes
         x = states.to(device=self.device, dtype=self.dtype)
+        slots, wide = x.shape[1:]
         if final_norm:
-            if self.tables.final_norm is None:
-                raise CheckpointError(f"{self.path}: this wiring needs the target's final norm, and it is not at hand")
-            x = rms_norm(x, self.tables.final_norm.to(self.dtype), self.tables.eps)
+            norm = self.tables.final_norm
+            if norm is None or len(norm) != wide:
+                have = "none" if norm is None else f"one of width {len(norm)}"
+                raise CheckpointError(f"{self.path}: the states of width {wide} need the target's final norm, and {have} is at hand")
+            x = rms_norm(x, norm.to(self.dtype), self.tables.eps)
         if self._fc is None:
-            x = x[:, -1]
+            whole = rearrange(x, "r a h -> r (a h)")
+            x = whole if whole.shape[-1] == s.hidden else x[:, -1]
             if x.shape[-1] != s.hidden:
-                raise CheckpointError(f"{self.path}: without fc a state of width {x.shape[-1]} reaches a draft of width {s.hidden}")
+                raise CheckpointError(f"{self.path}: without fc a state of width {wide} reaches a draft of width {s.hidden}")
             return x
-        if x.shape[1] * x.shape[2] != self._fc.shape[1]:
-            raise CheckpointError(f"{self.path}: fc takes width {self._fc.shape[1]}, the states are {x.shape[1]} times {x.shape[2]} wide")
+        if slots * wide != self._fc.shape[-1]:
+            raise CheckpointError(f"{self.path}: fc takes width {self._fc.shape[-1]}, the states are {slots} times {wide} wide")
         if w.norm_before_fc:
-            weight = self._need("input_norm.weight")
-            x = rearrange(rms_norm(rearrange(x, "r a h -> r (a h)"), weight, s.eps), "r (a h) -> r a h", a=x.shape[1])
+            normed = rms_norm(rearrange(x, "r a h -> r (a h)"), self._weights.need("input_norm.weight"), s.eps)
+            x = rearrange(normed, "r (a h) -> r a h", a=slots)
         if w.fc_norm:
-            chunks = [rms_norm(x[:, i], self._need(f"fc_norm.{i}.weight"), s.eps) for i in range(x.shape[1])]
-            x = torch.stack(chunks, dim=1)
+            x = torch.stack([rms_norm(x[:, i], self._weights.need(f"fc_norm.{i}.weight"), s.eps) for i in range(slots)], dim=1)
         return F.linear(rearrange(x, "r a h -> r (a h)"), self._fc, self._weights.get("fc.bias"))
 
     def _layer_input(self, index: int, z: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,55 +209,83 @@ class PlainDraft:
         if index > 0:
             return layer.norm(z, w.deep_layer_norm, eps), z
         u = layer.norm(layer.norm(z, "input_layernorm", eps) if w.double_norm else z, "hidden_norm", eps)
-        residual = u if w.norm_before_residual else z
         e = layer.norm(e, "input_layernorm", eps)
-        return torch.cat((e, u) if w.concat == "embedding-first" else (u, e), dim=-1), residual
+        return torch.cat((e, u) if w.concat == "embedding-first" else (u, e), dim=-1), u if w.norm_before_residual else z
+
+    def _pass(
+        self,
+        h: Tensor,
+        e: Tensor,
+        positions: Tensor,
+        remember: Callable[[int, Tensor, Tensor], KeysValues],
+        rows: Tensor,
+        key_rows: Tensor,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """All layers: [rows, hidden], or the ``keep`` (row numbers) of them; keys and values are remembered for every row."""
+        cos, sin = self.rope.cos_sin(positions, self.dtype)
+        z = h
+        for i, layer in enumerate(self._layers):
+            x, residual = self._layer_input(i, z, e)
+            q, k, v = project(x, layer, self.sizes, cos, sin)
+            memory = remember(i, k, v)
+            if keep is not None and i == len(self._layers) - 1:
+                q, residual, rows = q[keep], residual[keep], rows[keep]
+            seen = attend(q, memory, rows, key_rows, scale=self._scale, window=self.wiring.sliding_window)
+            z = residual + layer.linear(seen, "self_attn.o_proj")
+            z = z + mlp(layer.norm(z, "post_attention_layernorm", self.sizes.eps), layer, self._act)
+        return z
 
     def _output(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(logits, what is fed back)."""
         w = self.wiring
-        normed = rms_norm(z, self._need("norm.weight"), self.sizes.eps) if w.final_norm or w.norm_output else z
-        return F.linear(normed if w.final_norm else z, self._head, self._weights.get("lm_head.bias")), normed if w.norm_output else z
+        normed = z if self._norm is None else rms_norm(z, self._norm, self.sizes.eps)
+        logits = F.linear(normed if w.final_norm else z, self._head, self._weights.get("lm_head.bias"))
+        return logits, normed if w.norm_output else z
+
+    def run(self, rows: Rows, steps: int, *, tokens: Tokens = "forced", where: Tensor | None = None) -> list[StepOutput]:
+        """Test-time training's forward: all rows, ``steps`` steps. See `steps`; this keeps them all."""
+        return list(self.steps(rows, steps, tokens=tokens, where=where))
 
     @torch.no_grad()
-    def run(self, rows: Rows, steps: int, *, tokens: Tokens = "forced") -> list[StepOutput]:
-        """Test-time training's forward: all rows, ``steps`` steps.
+    def steps(self, rows: Rows, steps: int, *, tokens: Tokens = "forced", where: Tensor | None = None) -> Iterator[StepOutput]:
+        """Test-time training's forward, one step after the other.
+
+        The mask is the trainers': a row sees the keys of step 0 up to its own (within the sliding window, counted in rows), and of later
+        steps its own alone. So rows nobody asks for cost nothing but their keys.
 
         Args:
             rows: of one sample, made for this wiring.
             tokens: ``forced`` feeds the text; ``on-policy`` feeds, from the second step on, what the draft chose.
+            where: [rows] bool: the rows to answer for, all of them where None. Outputs have as many rows as it marks.
 
         Raises:
-            CheckpointError: a token without an embedding row, or states that do not fit.
+            CheckpointError: a token of the text without an embedding row, or states that do not fit.
         """
         h = self.fuse(rows.states, final_norm=rows.final_norm)
-        at = torch.arange(len(rows), device=self.device)
+        every = torch.arange(len(rows), device=self.device)
+        at = every if where is None else torch.nonzero(where.to(self.device)).flatten()
         memory: list[KeysValues] = []
-        out: list[StepOutput] = []
+        chosen = at
         for step in range(steps):
             unknown = None
             if step and tokens == "on-policy":
-                fed = self.to_target(out[-1].logits.argmax(-1))
+                fed = self.to_target(chosen)
                 e, unknown = self._embed_known(fed)
             else:
                 fed = rows.tokens(step).to(self.device)
+                fed = fed[at] if step and where is not None else fed
                 e = self.embed(fed)
-            positions = rows.positions.to(self.device) + step + (self.wiring.position_gap if step else 0)
-            cos, sin = self.rope.cos_sin(positions, self.dtype)
-            z = h
-            for i, layer in enumerate(self._layers):
-                x, residual = self._layer_input(i, z, e)
-                q, k, v = project(x, layer, self.sizes, cos, sin)
-                if step == 0:
-                    memory.append(KeysValues(k, v))
-                else:
-                    memory[i].later.append((k, v))
-                seen = attend(q, memory[i], at, at, scale=self._scale, window=self.wiring.sliding_window)
-                z = residual + layer.linear(seen, "self_attn.o_proj")
-                z = z + mlp(layer.norm(z, "post_attention_layernorm", self.sizes.eps), layer, self._act)
+            positions = rows.positions.to(self.device)
+            if step == 0:
+                z = self._pass(h, e, positions, _first(memory), every, every, None if where is None else at)
+                fed = fed if where is None else fed[at]
+            else:
+                positions = positions[at] + step + self.wiring.position_gap
+                z = self._pass(h, e, positions, _later(memory), at, every)
             logits, h = self._output(z)
-            out.append(StepOutput(logits, h, fed, unknown))
-        return out
+            chosen = logits.argmax(-1)
+            yield StepOutput(logits, h, fed, unknown)
 
     # ---- real drafting -----------------------------------------------------------------------------------------------------------
 
@@ -331,28 +306,32 @@ class PlainDraft:
         """One later step of a chain: the drafted token beside the hidden state fed back. Appends to ``cache``.
 
         Args:
-            tokens: [1] int64 target id.
+            tokens: [1] int64 target id; one without an embedding row is fed as zeros (``StepOutput.unknown``).
             hidden: [1, hidden] of the step before.
-            positions: [1] int64: one after the last; from the second step of a chain on plus ``Wiring.position_gap``.
+            positions: [1] int64, one after the last of the chain; `Wiring.position_gap` is added here.
         """
-        return self._cached(hidden, tokens, positions, cache)
+        return self._cached(hidden, tokens, positions + self.wiring.position_gap, cache)
 
     def _cached(self, h: Tensor, tokens: Tensor, positions: Tensor, cache: DraftCache) -> StepOutput:
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         e, unknown = self._embed_known(tokens)
-        cos, sin = self.rope.cos_sin(positions, self.dtype)
         cache.positions = torch.cat((cache.positions.to(self.device), positions))
-        z = h
-        for i, layer in enumerate(self._layers):
-            x, residual = self._layer_input(i, z, e)
-            q, k, v = project(x, layer, self.sizes, cos, sin)
-            if i == len(cache.layers):
-                cache.layers.append(KeysValues(k, v))
-            else:
-                kv = cache.layers[i]
-                kv.keys, kv.values = torch.cat((kv.keys, k)), torch.cat((kv.values, v))
-            seen = attend(q, cache.layers[i], positions, cache.positions, scale=self._scale, window=self.wiring.sliding_window)
-            z = residual + layer.linear(seen, "self_attn.o_proj")
-            z = z + mlp(layer.norm(z, "post_attention_layernorm", self.sizes.eps), layer, self._act)
+        z = self._pass(h.to(device=self.device, dtype=self.dtype), e, positions, cache.append, positions, cache.positions)
         logits, fed_back = self._output(z)
         return StepOutput(logits, fed_back, tokens, unknown)
+
+
+def _first(memory: list[KeysValues]) -> Callable[[int, Tensor, Tensor], KeysValues]:
+    def remember(index: int, k: Tensor, v: Tensor) -> KeysValues:
+        memory.append(KeysValues(k, v))
+        return memory[index]
+
+    return remember
+
+
+def _later(memory: list[KeysValues]) -> Callable[[int, Tensor, Tensor], KeysValues]:
+    def remember(index: int, k: Tensor, v: Tensor) -> KeysValues:
+        memory[index].later.append((k, v))
+        return memory[index]
+
+    return remember

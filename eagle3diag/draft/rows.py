@@ -145,9 +145,7 @@ def make_rows(
     )
 
 
-def _chosen(
-    sample: Sample, slots: Sequence[Slot], wiring: Wiring, final_norm: NormStatus, target_layers: int | None
-) -> tuple[Slot, ...]:
+def _chosen(sample: Sample, slots: Sequence[Slot], wiring: Wiring, final_norm: NormStatus, target_layers: int | None) -> tuple[Slot, ...]:
     final = next((s for s in slots if s.role == "final"), None)
     if wiring.state == "final":
         if final is None:

@@ -1,12 +1,11 @@
-"""A draft's tensors under their canonical names, fused ones split, in the dtype to compute in, and the sizes that follow from them.
+"""A draft's tensors under their canonical names, fused ones split, in the dtype to compute in.
 
-Shapes decide over the config wherever both speak: what is run is what is stored. Nothing here knows an engine; what a server leaves unfilled
-or replaces is `Wiring`'s, applied by the model.
+Nothing here knows an engine; what a server leaves unfilled or replaces is `Wiring`'s, applied by the model, and what it drops is left out by
+`DraftWeights.without`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,50 +14,10 @@ import torch
 from torch import Tensor
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
+from eagle3diag.draft.sizes import Sizes, sizes_of
 from eagle3diag.errors import CheckpointError, escaped
 
-__all__ = ["DraftWeights", "Sizes", "softmax_scale"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Numbers of the forward pass.
-
-    Attributes:
-        hidden: width of the draft.
-        layers: decoder layers.
-        heads, kv_heads, head_dim: of a Llama or Qwen3 layer; ``head_dim`` is that of queries and keys in MLA.
-        rotary: rotated dimensions of a head.
-        eps: of every RMSNorm.
-        act: name of the MLP's activation.
-        nope, rope, value: MLA's head split (unrotated, rotated, value), zeros elsewhere.
-        kv_lora: MLA's compressed width, zero elsewhere.
-        interleaved: MLA's rotary pairs are neighbours.
-        draft_vocab: rows of the draft's head.
-        vocab: target ids.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary: int
-    eps: float
-    act: str = "silu"
-    nope: int = 0
-    rope: int = 0
-    value: int = 0
-    kv_lora: int = 0
-    interleaved: bool = False
-    draft_vocab: int = 0
-    vocab: int = 0
-    max_position: int | None = None
-
-    @property
-    def mla(self) -> bool:
-        """True for multi-head latent attention."""
-        return self.kv_lora > 0
+__all__ = ["DraftWeights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +26,7 @@ class DraftWeights:
 
     Attributes:
         path: of the checkpoint, for messages.
-        tensors: floating-point ones in ``dtype``, ``d2t`` int64.
+        tensors: floating-point ones in ``dtype``, ``d2t`` int64, ``t2d`` bool.
         sizes: of the forward pass.
     """
 
@@ -91,13 +50,14 @@ class DraftWeights:
         """
         tensors: dict[str, Tensor] = {}
         for name, stored in spec.canonical.items():
-            if name == "t2d":
-                continue
             value = checkpoint.read(stored)
+            if name == "t2d":
+                tensors[name] = value.to(device=device, dtype=torch.bool).flatten()
+                continue
             if name == "d2t":
                 tensors[name] = value.to(device=device, dtype=torch.int64).flatten()
                 continue
-            if not value.is_floating_point():
+            if not value.is_floating_point() or value.element_size() == 1:
                 kind = checkpoint.tensors[stored].dtype
                 raise CheckpointError(f"{checkpoint.path}: {escaped(stored)} is {kind}; a quantised draft cannot be run, give the original")
             tensors[name] = value.to(device=device, dtype=dtype)
@@ -116,11 +76,22 @@ class DraftWeights:
     ) -> DraftWeights:
         """The same from tensors in memory, under canonical names; fused ones are split."""
         parts = _split(tensors, spec, path)
-        return cls(path=path, tensors=parts, sizes=_sizes(parts, spec, config, path), dtype=dtype, device=device)
+        return cls(path=path, tensors=parts, sizes=sizes_of(parts, spec, config, path), dtype=dtype, device=device)
 
     def get(self, name: str) -> Tensor | None:
         """A tensor, or None where the draft has none of that name."""
         return self.tensors.get(name)
+
+    def need(self, name: str) -> Tensor:
+        """A tensor that has to be there.
+
+        Raises:
+            CheckpointError: the draft has none of that name.
+        """
+        value = self.tensors.get(name)
+        if value is None:
+            raise CheckpointError(f"{self.path}: this wiring needs {name}, and the draft has none")
+        return value
 
     def without(self, names: Iterable[str]) -> DraftWeights:
         """The same without some tensors: what a server drops (biases, q and k norms)."""
@@ -132,22 +103,31 @@ def _split(tensors: Mapping[str, Tensor], spec: DraftSpec, path: str) -> dict[st
     """Fused projections become their parts."""
     out = dict(tensors)
     for name, value in tensors.items():
-        if ".qkv_proj." in name:
-            parts, counts = ("q_proj", "k_proj", "v_proj"), _qkv_rows(spec, value, path)
-        elif ".gate_up_proj." in name:
-            parts, counts = ("gate_proj", "up_proj"), (len(value) // 2, len(value) - len(value) // 2)
-        elif ".fused_qkv_a_proj_with_mqa." in name:
-            q_b = tensors.get(name.replace("fused_qkv_a_proj_with_mqa", "q_b_proj"))
-            if q_b is None or q_b.shape[-1] >= len(value):
-                raise CheckpointError(f"{path}: {escaped(name)} has {len(value)} rows and no q_b_proj to split it by")
-            parts, counts = ("q_a_proj", "kv_a_proj_with_mqa"), (q_b.shape[-1], len(value) - q_b.shape[-1])
-        else:
+        parts = _parts(name, value, tensors, spec, path)
+        if not parts:
             continue
         del out[name]
-        fused = name.split(".")[-2]
-        for part, piece in zip(parts, value.split(counts), strict=True):
-            out[name.replace(fused, part)] = piece
+        start, fused = 0, name.split(".")[-2]
+        for part, rows in parts.items():
+            out[name.replace(fused, part)] = value[start : start + rows]
+            start += rows
     return out
+
+
+def _parts(name: str, value: Tensor, tensors: Mapping[str, Tensor], spec: DraftSpec, path: str) -> dict[str, int]:
+    """Rows of each part of a fused projection, in order; empty where it is none."""
+    if ".qkv_proj." in name:
+        return dict(zip(("q_proj", "k_proj", "v_proj"), _qkv_rows(spec, value, path), strict=True))
+    if ".gate_up_proj." in name:
+        if len(value) % 2:
+            raise CheckpointError(f"{path}: {escaped(name)} has {len(value)} rows; two equal halves need an even number")
+        return {"gate_proj": len(value) // 2, "up_proj": len(value) // 2}
+    if ".fused_qkv_a_proj_with_mqa." in name:
+        q_b = tensors.get(name.replace("fused_qkv_a_proj_with_mqa", "q_b_proj"))
+        if q_b is None or q_b.shape[-1] >= len(value):
+            raise CheckpointError(f"{path}: {escaped(name)} has {len(value)} rows and no q_b_proj to split it by")
+        return {"q_a_proj": q_b.shape[-1], "kv_a_proj_with_mqa": len(value) - q_b.shape[-1]}
+    return {}
 
 
 def _qkv_rows(spec: DraftSpec, value: Tensor, path: str) -> tuple[int, int, int]:
@@ -161,96 +141,3 @@ def _qkv_rows(spec: DraftSpec, value: Tensor, path: str) -> tuple[int, int, int]
 
 def _product(heads: int | None, kv: int | None, head: int | None) -> str:
     return "unknown" if not heads or not kv or not head else str((heads + 2 * kv) * head)
-
-
-def _stated(config: Mapping[str, Any], key: str) -> Any:
-    """A config value at the top level or in a nested layer config."""
-    for part in (config, config.get("transformer_layer_config"), config.get("text_config"), config.get("rope_parameters")):
-        if isinstance(part, Mapping) and part.get(key) is not None:
-            return part[key]
-    return None
-
-
-def _whole(config: Mapping[str, Any], key: str) -> int | None:
-    value = _stated(config, key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _sizes(t: Mapping[str, Tensor], spec: DraftSpec, config: Mapping[str, Any], path: str) -> Sizes:
-    hidden = next((t[n].shape[0] for n in ("norm.weight", "layers.0.input_layernorm.weight", "fc.weight") if n in t), spec.hidden_size.value)
-    if hidden is None:
-        raise CheckpointError(f"{path}: no width of the draft can be read from it")
-    head = t.get("lm_head.weight")
-    vocab = spec.vocab_size.value or 0
-    draft_vocab = len(head) if head is not None else spec.draft_vocab_size.value or len(t.get("d2t", ())) or vocab
-    act = _stated(config, "hidden_act")
-    common: dict[str, Any] = {
-        "hidden": hidden,
-        "layers": spec.layers_in_file or spec.num_layers.value or 1,
-        "eps": spec.rms_norm_eps.value or 1e-6,
-        "act": act if isinstance(act, str) else "silu",
-        "draft_vocab": draft_vocab,
-        "vocab": vocab,
-        "max_position": spec.max_position.value,
-    }
-    if "layers.0.self_attn.kv_a_proj_with_mqa.weight" in t or spec.draft_class == "mla":
-        return _mla_sizes(t, spec, config, path, common)
-    q, k = t.get("layers.0.self_attn.q_proj.weight"), t.get("layers.0.self_attn.k_proj.weight")
-    heads, kv, head_dim = spec.num_heads.value, spec.num_kv_heads.value, spec.head_dim.value
-    normed = t.get("layers.0.self_attn.q_norm.weight")
-    if normed is not None and normed.ndim == 1 and q is not None and len(normed) < len(q):
-        head_dim = len(normed)
-    if head_dim is None and heads:
-        head_dim = len(q) // heads if q is not None else hidden // heads
-    if not head_dim:
-        raise CheckpointError(f"{path}: neither a head size nor a number of heads can be read from it")
-    heads = len(q) // head_dim if q is not None else heads or hidden // head_dim
-    kv = len(k) // head_dim if k is not None else kv or heads
-    for name, rows, n in (("q_proj", q, heads), ("k_proj", k, kv)):
-        if rows is not None and len(rows) != n * head_dim:
-            raise CheckpointError(f"{path}: layers.0 {name} has {len(rows)} rows, no multiple of the head size {head_dim}")
-    if kv == 0 or heads % kv:
-        raise CheckpointError(f"{path}: {heads} heads cannot share {kv} key-value heads")
-    factor = _stated(config, "partial_rotary_factor")
-    share = float(factor) if isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor <= 1 else 1.0
-    rotary = _whole(config, "rotary_dim") or int(head_dim * share)
-    return Sizes(heads=heads, kv_heads=kv, head_dim=head_dim, rotary=min(rotary, head_dim) // 2 * 2, **common)
-
-
-def _mla_sizes(t: Mapping[str, Tensor], spec: DraftSpec, config: Mapping[str, Any], path: str, common: dict[str, Any]) -> Sizes:
-    """DeepSeek's split, from the config and checked against the shapes."""
-    at = "layers.0.self_attn."
-    kv_a, kv_b, o = t.get(f"{at}kv_a_proj_with_mqa.weight"), t.get(f"{at}kv_b_proj.weight"), t.get(f"{at}o_proj.weight")
-    q = t.get(f"{at}q_b_proj.weight", t.get(f"{at}q_proj.weight"))
-    norm, heads = t.get(f"{at}kv_a_layernorm.weight"), spec.num_heads.value
-    nope, rope, value = (_whole(config, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    lora = len(norm) if norm is not None else kv_b.shape[-1] if kv_b is not None else _whole(config, "kv_lora_rank")
-    if kv_a is not None and lora is not None:
-        rope = len(kv_a) - lora
-    if heads and o is not None:
-        value = o.shape[-1] // heads
-    if heads and q is not None and rope is not None:
-        nope = len(q) // heads - rope
-    if not heads or not lora or not nope or not rope or not value:
-        raise CheckpointError(f"{path}: the head split of this MLA draft (heads {heads}, nope {nope}, rope {rope}, value {value}) is not known")
-    for name, tensor, rows in (("q", q, heads * (nope + rope)), ("kv_a", kv_a, lora + rope), ("kv_b", kv_b, heads * (nope + value))):
-        if tensor is not None and len(tensor) != rows:
-            raise CheckpointError(f"{path}: the {name} projection of layers.0 has {len(tensor)} rows, its head split needs {rows}")
-    pairs = _stated(config, "rope_interleave")
-    return Sizes(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=nope + rope,
-        rotary=rope,
-        nope=nope,
-        rope=rope,
-        value=value,
-        kv_lora=lora,
-        interleaved=pairs is not False,
-        **common,
-    )
-
-
-def softmax_scale(sizes: Sizes, gain: float = 1.0) -> float:
-    """What attention scores are multiplied by: ``head_dim ** -0.5``, times MLA's yarn gain."""
-    return gain / math.sqrt(sizes.head_dim)
