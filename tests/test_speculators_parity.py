@@ -91,8 +91,8 @@ def _write(folder: Path, variant: Mapping[str, Any], verifier: Path) -> Path:
     if rope is not None:
         layer["rope_parameters"] = {"rope_theta": layer.pop("rope_theta"), **rope}
     if window is not None:
-        layer |= {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * layers}
         kind = "qwen3"
+        layer |= {"model_type": kind, "use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * layers}
     config["speculators_config"]["verifier"]["name_or_path"] = str(verifier)
     return write_draft(folder, _tensors(layers, kind == "qwen3", change), config)
 
@@ -101,7 +101,7 @@ def _sample() -> tuple[Sample, tuple[Slot, ...]]:
     t = load_file(SAMPLE / "dumps" / "sample_0.safetensors")
     slots = tuple(Slot(i, k, "aux", f"hidden_states.{k}") for i, k in enumerate((2, 15, 27)))
     states = {s.position: t[s.name] for s in slots}
-    return Sample(name="sample_0", token_ids=t["input_ids"], states=states, loss_mask=t["loss_mask"], target_argmax=t["target_argmax"]), slots
+    return Sample(name="sample_0", token_ids=t["input_ids"], states=states, loss_mask=t["loss_mask"]), slots
 
 
 def _theirs(folder: Path, rows: Rows, tables: TargetTables) -> list[torch.Tensor]:

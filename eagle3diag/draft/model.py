@@ -1,8 +1,8 @@
 """The draft in plain PyTorch: one ``Wiring`` of one set of weights, run on rows of a dump or step by step.
 
 The forward pass is that of the dialects' facts, section 3, "reference forward with switches"; each switch is one line here. ``run`` is the
-trainers' test-time training: all rows at once, step after step, with the training mask. ``extend`` and ``decode_step`` are what a server does:
-a KV cache and one chain at a time; their first steps are the same numbers.
+trainers' test-time training: all rows at once, step after step, with the training mask. ``extend`` and ``decode_step`` are what a server
+does: a KV cache and one chain at a time; their first steps are the same numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rotary position embeddings in every type a draft's config can name.
 
 Frequencies follow the reference functions of the transformers library (``modeling_rope_utils``), which trainers build on: ``default``,
-``linear``, ``dynamic`` (NTK), ``llama3``, ``yarn``, ``longrope``. A multimodal ``mrope`` with text alone has three equal position ids and is
-the ordinary rotation whatever its sections are.
+``linear``, ``dynamic`` (NTK), ``llama3``, ``yarn``, ``longrope``. A multimodal ``mrope`` with text alone has three equal position ids and
+is the ordinary rotation whatever its sections are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a wiring's head, embedding, mapping and unfilled parameters come from.
 
 What a server leaves at its start value (``Wiring.unfilled``) is drawn here: ``ones`` and ``zeros`` are what they say; ``random`` and
-``uninitialised`` become N(0, 0.02), one generator a parameter, seeded by the model's ``seed`` and the canonical name, so that a parameter is the
-same whatever else is unfilled. Memory nobody wrote holds anything; the draw stands for "nothing of what was trained".
+``uninitialised`` become N(0, 0.02), one generator a parameter, seeded by the model's ``seed`` and the canonical name, so that a parameter
+is the same whatever else is unfilled. Memory nobody wrote holds anything; the draw stands for "nothing of what was trained".
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def start_value(weights: DraftWeights, name: str, shape: tuple[int, ...], value:
 
 
 def filled(weights: DraftWeights, spec: DraftSpec, wiring: Wiring, seed: int) -> DraftWeights:
-    """The weights with start values where the wiring says that nothing reached the parameter; head and embedding are `Wiring`'s own fields."""
+    """The weights with start values where the wiring says that nothing reached the parameter.
+
+    Head, embedding and mapping have fields of their own in a `Wiring`, which decide.
+    """
     out = dict(weights.tensors)
     shapes = parameter_shapes(weights, spec)
     for name, value in wiring.unfilled.items():

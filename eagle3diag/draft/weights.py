@@ -1,7 +1,7 @@
 """A draft's tensors under their canonical names, fused ones split, in the dtype to compute in.
 
-Nothing here knows an engine; what a server leaves unfilled or replaces is `Wiring`'s, applied by the model, and what it drops is left out by
-`DraftWeights.without`.
+Nothing here knows an engine; what a server leaves unfilled or replaces is `Wiring`'s, applied by the model, and what it drops is left out
+by `DraftWeights.without`.
 """
 
 from __future__ import annotations
@@ -133,9 +133,8 @@ def _parts(name: str, value: Tensor, tensors: Mapping[str, Tensor], spec: DraftS
 def _qkv_rows(spec: DraftSpec, value: Tensor, path: str) -> tuple[int, int, int]:
     heads, kv, head = spec.num_heads.value, spec.num_kv_heads.value, spec.head_dim.value
     if not heads or not kv or not head or (heads + 2 * kv) * head != len(value):
-        raise CheckpointError(
-            f"{path}: qkv_proj has {len(value)} rows, {heads} heads and twice {kv} key-value heads of {head} need {_product(heads, kv, head)}"
-        )
+        need = _product(heads, kv, head)
+        raise CheckpointError(f"{path}: qkv_proj has {len(value)} rows, {heads} and twice {kv} heads of {head} need {need}")
     return heads * head, kv * head, kv * head
 
 
