@@ -40,7 +40,8 @@ class Wiring:
         mapping: how draft ids become target ids: ``offset`` (i + d2t[i]), ``absolute``, ``missing`` (identity although reduced),
             ``none`` (full vocabulary), ``t2d`` (the ids the mask t2d marks, where d2t is beyond use).
         embedding: whose embedding rows are used: ``target``, ``draft``, ``uninitialised``.
-        head: ``draft``, ``target``, ``target-first-rows`` (target's head cut to the first draft-vocabulary rows), ``embedding`` (tied),
+        head: ``draft``, ``target``, ``target-first-rows`` (target's head cut to the first draft-vocabulary rows), ``target-rows`` (its
+            rows of the draft vocabulary), ``embedding`` (tied),
             ``uninitialised``.
         unfilled: canonical names of parameters that keep their start value, with that value (``uninitialised``, ``ones``, ``random``,
             ``zeros``).
@@ -67,7 +68,7 @@ class Wiring:
     position_gap: int = 0
     mapping: Mapping_ = "offset"
     embedding: Literal["target", "draft", "uninitialised"] = "target"
-    head: Literal["draft", "target", "target-first-rows", "embedding", "uninitialised"] = "draft"
+    head: Literal["draft", "target", "target-first-rows", "target-rows", "embedding", "uninitialised"] = "draft"
     unfilled: Mapping[str, str] = field(default_factory=dict)
     token_shift: int = 0
     state_shift: int = 0

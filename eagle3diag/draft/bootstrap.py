@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import torch
 
-__all__ = ["Effect", "block_size", "blocks", "holm", "normal_equivalent", "paired", "resampled", "smallest_effect", "tail"]
+__all__ = ["Effect", "below", "block_size", "blocks", "holm", "normal_equivalent", "paired", "resampled", "smallest_effect", "tail"]
 
-DRAWS = 1000
+DRAWS = 2000
 SEED = 20240229
-_FEW, _MANY = 480, 4000
+_FEW, _MANY = 2000, 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,7 @@ def resampled(values: torch.Tensor, block: torch.Tensor, *, draws: int = DRAWS, 
     return means[:, 0] if flat else means
 
 
+@lru_cache(maxsize=16)
 def _weights(count: int, draws: int, seed: int) -> torch.Tensor:
     """[draws, count] float64: how often each block is drawn."""
     if count == 0:
@@ -142,13 +144,25 @@ def tail(z: float) -> float:
     return math.erfc(abs(z) / math.sqrt(2)) if not math.isnan(z) else 1.0
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: the chance that any of the tries looks this good by accident."""
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    out, worst = [1.0] * len(p), 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(p) - rank) * p[i]))
+def below(z: float) -> float:
+    """One-sided p of a normal z for an effect below zero."""
+    return 0.5 * math.erfc(-z / math.sqrt(2)) if not math.isnan(z) else 1.0
+
+
+def holm(p: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """Holm's adjusted p-values, in the order given: the chance that any of the tries looks this good by accident.
+
+    Args:
+        p: one per try.
+        weights: shares of the error that each try may spend, of any sum; equal where None.
+    """
+    share = [1.0] * len(p) if weights is None else list(weights)
+    order = sorted(range(len(p)), key=lambda i: p[i] / share[i])
+    left, worst, out = sum(share), 0.0, [1.0] * len(p)
+    for i in order:
+        worst = max(worst, min(1.0, p[i] / share[i] * left))
         out[i] = worst
+        left -= share[i]
     return out
 
 

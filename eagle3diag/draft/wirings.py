@@ -34,9 +34,8 @@ class Scope:
         thetas: further bases worth trying, with whose they are: ``{100000.0: "target"}``.
         scalings: rope scalings worth trying, by whose they are.
         reduced: the draft vocabulary is a part of the target's.
-        t2d: the mask t2d names another mapping than d2t does.
         embeddings: sources an embedding can be taken from.
-        target_head: the target's head rows of the draft vocabulary are at hand.
+        target_head: the target's head rows of the draft vocabulary are at hand, and differ from the draft's own.
         first_rows: the target's first head rows, as many as the draft has, are at hand.
         longest: tokens of the longest sample.
         width_fits: one state is as wide as the draft, so fc can be skipped.
@@ -78,15 +77,18 @@ class Candidate:
     faults: int = 1
 
 
-def alternatives(base: Wiring, scope: Scope, *, pairs: bool = True) -> tuple[Candidate, ...]:
+def alternatives(base: Wiring, scope: Scope, *, pairs: bool = True, damage: bool = False) -> tuple[Candidate, ...]:
     """Every wiring worth trying in place of ``base``, each once, single faults first.
 
     Args:
         base: the wiring at hand.
         scope: what the dump and the draft can show.
         pairs: also the pairs that occur together.
+        damage: also parts that never were loaded; they explain a number and can never be a correction.
     """
     singles = list(_singles(base, scope))
+    if damage:
+        singles += list(_damaged(base, scope))
     out: dict[str, Candidate] = {}
     for kind, wiring in singles:
         _add(out, base, kind, wiring, 1)
@@ -116,9 +118,11 @@ def _singles(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     yield from _norms(base, scope)
     yield from _rope(base, scope)
     yield from _vocabulary(base, scope)
-    for by in (-1, 1):
-        yield "token shift", _changed(base, token_shift=base.token_shift + by)
-        yield "state shift", _changed(base, state_shift=base.state_shift + by)
+    for by in (-1, 1):  # never ahead of the text: a draft fed the token or state it should predict would look good for the wrong reason
+        if base.token_shift + by <= 0:
+            yield "token shift", _changed(base, token_shift=base.token_shift + by)
+        if base.state_shift + by <= 0:
+            yield "state shift", _changed(base, state_shift=base.state_shift + by)
     yield "concat", _changed(base, concat="hidden-first" if base.concat == "embedding-first" else "embedding-first")
     yield "position gap", _changed(base, position_gap=0 if base.position_gap else 1)
     if base.sliding_window is not None and base.sliding_window < scope.longest:
@@ -128,6 +132,19 @@ def _singles(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
     if scope.depth > 1:
         other = "hidden_norm" if base.deep_layer_norm == "input_layernorm" else "input_layernorm"
         yield "deep norm", _changed(base, deep_layer_norm=other)
+
+
+def _damaged(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
+    """Parts left at their start values."""
+    matrices = {t: "random" for t in sorted(scope.tensors) if t.startswith("layers.") and t.endswith("_proj.weight")}
+    if matrices:
+        yield "never loaded", _changed(base, unfilled={**base.unfilled, **matrices})
+    if "fc.weight" in scope.tensors and base.fc == "applied":
+        yield "never loaded", _changed(base, unfilled={**base.unfilled, "fc.weight": "random"})
+    if base.head != "uninitialised":
+        yield "never loaded", _changed(base, head="uninitialised")
+    if base.embedding != "uninitialised":
+        yield "never loaded", _changed(base, embedding="uninitialised")
 
 
 def _layer_sets(base: Wiring, scope: Scope) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -148,8 +165,13 @@ def _layer_sets(base: Wiring, scope: Scope) -> Iterator[tuple[str, tuple[int, ..
     elif len(at) > 3:
         tried += [("order", at[::-1]), ("order", (*at[1:], at[0])), ("order", (at[-1], *at[:-1]))]
         tried += [("order", (*at[:i], at[i + 1], at[i], *at[i + 2 :])) for i in range(len(at) - 1)]
-    replaced = [(_replaced_kind(k, d, n), (*at[:i], d, *at[i + 1 :])) for i, k in enumerate(at) for d in sorted(there) if d not in at]
-    tried += sorted(replaced, key=lambda r: sum(abs(a - b) for a, b in zip(r[1], at, strict=True)))[:_MAX_REPLACED]
+    replaced = []
+    for i, k in enumerate(at):
+        for d in sorted(there.difference(at)):
+            layers = (*at[:i], d, *at[i + 1 :])
+            distance = abs(k - d)
+            replaced.append((distance, _replaced_kind(k, d, n), tuple(sorted(layers)) if list(at) == sorted(at) else layers))
+    tried += [(kind, layers) for _, kind, layers in sorted(replaced, key=lambda r: r[0])[:_MAX_REPLACED]]
     if len(at) <= len(there) <= _FEW_SLOTS:
         tried += [("other slots", c) for c in combinations(sorted(there), len(at))]
     seen = {at}
@@ -212,10 +234,12 @@ def _vocabulary(base: Wiring, scope: Scope) -> Iterator[tuple[str, Wiring]]:
             stored = {"offset": "d2t", "absolute": "d2t", "t2d": "t2d"}.get(mapping)
             if mapping != base.mapping and (stored is None or stored in scope.tensors):
                 yield "mapping", _changed(base, mapping=mapping)
-    heads = {"draft": "lm_head.weight" in scope.tensors, "target": scope.target_head, "target-first-rows": scope.first_rows}
-    for head, there in heads.items():
-        if there and head != base.head and not (head == "target-first-rows" and not scope.reduced):
-            yield "head", _changed(base, head=head)
+    if "lm_head.weight" in scope.tensors and base.head != "draft":
+        yield "head", _changed(base, head="draft")
+    if scope.target_head and base.head != "target-rows":
+        yield "head", _changed(base, head="target-rows")
+    if scope.first_rows and scope.reduced and base.head != "target-first-rows":
+        yield "head cut to the first rows", _changed(base, head="target-first-rows")
     for source in scope.embeddings:
         if source != base.embedding:
             yield "embedding", _changed(base, embedding=source)
@@ -229,9 +253,9 @@ _PAIRS = (
     ("layers", "norm_output"),
     ("norm_before_residual", "theta"),
     ("norm_output", "position gap"),
-    ("final state", "head"),
-    ("fc bypassed", "head"),
-    ("head", "mapping"),
+    ("final state", "head cut to the first rows"),
+    ("fc bypassed", "head cut to the first rows"),
+    ("head cut to the first rows", "mapping"),
     ("token shift", "position gap"),
 )
 
@@ -248,9 +272,9 @@ def _together(base: Wiring, singles: Iterable[tuple[str, Wiring]]) -> Iterator[t
                 yield f"{first}+{second}", _merged(base, a, b), 2
     for last in ("final state", "fc bypassed"):
         for a in by_kind.get(last, [])[:1]:
-            for b in (w for w in by_kind.get("head", []) if w.head == "target-first-rows"):
+            for b in by_kind.get("head cut to the first rows", [])[:1]:
                 for c in (w for w in by_kind.get("mapping", []) if w.mapping == "missing"):
-                    yield f"{last}+head+mapping", _merged(base, a, b, c), 3
+                    yield f"{last}+head cut to the first rows+mapping", _merged(base, a, b, c), 3
 
 
 def _merged(base: Wiring, *changed: Wiring) -> Wiring:
@@ -259,15 +283,13 @@ def _merged(base: Wiring, *changed: Wiring) -> Wiring:
 
 _WORDS = {
     "aux_layers": "layers",
-    "state": "state in front of fc",
     "token_shift": "token shift",
     "state_shift": "state shift",
     "aux_norm": "norm on the states",
     "concat": "order in front of the layer",
     "unfilled": "parameters never filled",
     "position_gap": "position gap",
-    "head": "head of the",
-    "embedding": "embedding of the",
+    "state": "state in front of the draft",
 }
 
 
