@@ -257,7 +257,7 @@ def test_both_norm_flags(tmp_path: Path) -> None:
         ("eagle_config", None, "warning"),
         ("use_cache", None, "warning"),
         ("rms_norm_eps", "1e-5", "warning"),
-        ("draft_vocab_size", "64", "warning"),
+        ("draft_vocab_size", "64", "error"),
         ("tie_word_embeddings", "no", "warning"),
         ("num_attention_heads", "4", "error"),
         ("hidden_size", None, "error"),

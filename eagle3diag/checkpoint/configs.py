@@ -51,6 +51,7 @@ _LAYER_COUNTS = (
     "max_position_embeddings",
     "sliding_window",
 )
+_FLAGS_OFF = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # what an absent flag means in a flat config
 _TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config", "text_model", "language_model_config")
 
 
@@ -215,6 +216,7 @@ def shared_facts(config: ConfigFile) -> dict[str, Any]:
         facts[name] = as_int(top.get(name))
     facts["rms_norm_eps"] = as_float(layer.get("rms_norm_eps"))
     facts["hidden_act"] = as_text(layer.get("hidden_act"))
+    facts["model_type"] = layer.get("model_type") if layer.get("model_type") in ("llama", "qwen3") else None  # which class vLLM builds
     for name in ("attention_bias", "mlp_bias"):
         facts[name] = as_bool(layer.get(name))
     for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
@@ -241,8 +243,17 @@ def _aux_hf(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...
 
 
 def compare_configs(a: ConfigFile, b: ConfigFile) -> list[tuple[str, Any, Any]]:
-    """The facts both configs state and disagree on: ``(fact, value in a, value in b)``, in a fixed order."""
+    """The facts both configs state and disagree on: ``(fact, value in a, value in b)``, in a fixed order.
+
+    A flag that a flat config leaves out is false there, and an unstated ``target_hidden_size`` is the draft's own width: every reader of
+    such a config fills them so.
+    """
     left, right = shared_facts(a), shared_facts(b)
+    for config, facts, other in ((a, left, right), (b, right, left)):
+        if config.schema == "flat":
+            facts.update({k: False for k in _FLAGS_OFF if other.get(k) is True and k not in facts})
+        if "hidden_size" in facts and "target_hidden_size" in other:
+            facts.setdefault("target_hidden_size", facts["hidden_size"])
     return [(k, left[k], right[k]) for k in left if k in right and left[k] != right[k]]
 
 

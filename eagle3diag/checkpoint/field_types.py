@@ -62,8 +62,10 @@ def type_problems(config: ConfigFile) -> list[tuple[str, Any, str]]:
     for key, (most, null_ok) in COUNTS.items():
         part, at = (top, "") if key in _TOP_COUNTS else (layer, prefix)
         nested_null = config.schema == "speculators" and key == "target_hidden_size"
-        if key not in part or (part[key] is None and (null_ok or nested_null)) or count(part[key], key) is not None:
+        if key not in part or (part[key] is None and (null_ok or nested_null)):
             continue
+        if count(part[key], key) is not None and not isinstance(part[key], float):
+            continue  # 64.0 is understood here, but engines build tensors of that size and torch refuses it
         out.append((at + key, part[key], f"a whole number from 1 to {most:,}"))
     for key in ("rms_norm_eps", "rope_theta"):
         number = as_float(layer.get(key))

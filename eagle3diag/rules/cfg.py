@@ -265,7 +265,8 @@ def wrong_type(case: Case) -> Iterator[Finding]:
 
     ## How it is detected
     Every known field against the type its readers need. Null counts only where no reader has a default for it, and is an error in the
-    sizes without which nothing can be built. `draft_vocab_size: null` is CFG105's.
+    sizes without which nothing can be built. `draft_vocab_size: null` is CFG105's. A null `eagle_config` is information where the given
+    engine version accepts it.
 
     ## How to fix it
     Write the value used in training, or remove the key where it was null.
@@ -287,10 +288,12 @@ def wrong_type(case: Case) -> Iterator[Finding]:
         contract = case.served.contract if case.served is not None else None
         if key == "target_hidden_size" and value is None and contract is not None and contract["target_hidden_null"] == "accepted":
             continue
+        build = key.rsplit(".", 1)[-1] in _ESSENTIAL or (key == "draft_vocab_size" and value is not None)
+        harmless = key == "eagle_config" and value is None and contract is not None and contract["eagle_config_null"] == "accepted"
         yield finding(
             "CFG111",
             f"{escaped(key)} is {'null' if value is None else escaped(repr(value))}, readers need {need}",
-            severity=Severity.ERROR if key.rsplit(".", 1)[-1] in _ESSENTIAL else None,
+            severity=Severity.ERROR if build else Severity.INFO if harmless else None,
             evidence={"key": key, "value": value, "needed": need},
             remedy=f"Write the value used in training into {escaped(config.file)}" + (", or remove the key." if value is None else "."),
             where=f"{config.file}: {key}",

@@ -153,7 +153,7 @@ def flag_ignored(case: Case) -> Iterator[Finding]:
     trained = case.spec.wiring
     for field, flag in _FLAGS.items():
         want, runs = getattr(trained, field), getattr(served.wiring, field)
-        if want == runs or (field == "deep_layer_norm" and case.spec.layers_in_file < 2):
+        if want == runs or (field == "deep_layer_norm" and not _deep_norms(case, want)):
             continue
         if field in ("norm_before_fc", "fc_norm") and not served.fc.runs:
             continue  # AUX405: nothing in front of fc runs either
@@ -190,6 +190,31 @@ def flag_ignored(case: Case) -> Iterator[Finding]:
             where=flag,
             engines=label(case),
         )
+    yield from _ambiguous_norm_output(case, served)
+
+
+def _ambiguous_norm_output(case: Case, served: ServedDraft) -> Iterator[Finding]:
+    """norm_output is not read, and the names alone do not tell which of its two meanings the trainer had (dialects 3.1)."""
+    spec, dialect = case.spec, case.spec.dialect
+    if spec.norm_output.value is not True or not spec.norm_output.known or spec.wiring.norm_output or served.wiring.norm_output:
+        return
+    if not dialect.name.startswith("specforge") or dialect.confidence == "high":
+        return
+    yield finding(
+        "ENG502",
+        f"{served.contract.label} does not read norm_output: no loss if SpecForge trained this draft (a final norm), a wrong state "
+        "fed back if another trainer did",
+        evidence={"flag": "norm_output", "recorded": str(spec.norm_output), "dialect": dialect.name, "confidence": dialect.confidence},
+        remedy="Use an engine version that reads norm_output, unless SpecForge trained this draft: then set it to false.",
+        where="norm_output",
+        engines=label(case),
+    )
+
+
+def _deep_norms(case: Case, name: str) -> bool:
+    """Whether a layer after the first is built and its norm stands in the file under this name; one renamed for SGLang has the other."""
+    layers = min(case.spec.layers_in_file, case.spec.num_layers.value or 1)
+    return any(f"layers.{i}.{name}.weight" in case.spec.canonical for i in range(1, layers))
 
 
 def _not_built(served: ServedDraft) -> bool:

@@ -265,6 +265,10 @@ def missing_tensor(case: Case) -> Iterator[Finding]:
         )
 
 
+#: rotary tables that old model classes saved as buffers
+_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
 @rule("KEY202", severity=Severity.WARNING, needs=("draft", "engine"))
 def unread_tensor(case: Case) -> Iterator[Finding]:
     """A tensor nobody reads.
@@ -277,7 +281,8 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
     nothing about it.
 
     ## How it is detected
-    The fate of every tensor in the virtual load. Tensors skipped on purpose (`t2d`) and those another finding explains are left out.
+    The fate of every tensor in the virtual load. Tensors skipped on purpose (`t2d`), rotary tables, and
+    those another finding explains are left out.
 
     ## How to fix it
     Use an engine that reads them, or train without them. What was never trained may be deleted.
@@ -308,6 +313,8 @@ def unread_tensor(case: Case) -> Iterator[Finding]:
             continue  # CFG106
         if any(canonical.startswith(p) and stated(case, flag).value is not True for p, flag in flags.items()):
             continue  # CFG110
+        if name.endswith(_DERIVED):
+            continue  # computed from the config by every engine: nothing trained is lost
         unread.append(name)
     if unread:
         lost = sum(case.draft.tensors[n].nbytes for n in unread)
