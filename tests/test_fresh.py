@@ -1,7 +1,7 @@
 """Calibration of the freshness test: what an initialiser leaves passes, what a training touched does not; and the pass over a tensor.
 
-The larger run behind the numbers in the module's docstring repeats `test_every_initialiser_is_fresh` with more than 7,000 matrices from
-16 x 512 to 8192 x 2048: none was rejected, the largest |z| of any statistic was 4.6.
+The larger run behind the numbers in the module's docstring is `test_every_initialiser_is_fresh` over 11,772 matrices from 16 x 512 to
+8192 x 2048 in three dtypes: none was rejected, two showed a statistic beyond ``NEAR``, the largest |z| was 5.0.
 """
 
 from __future__ import annotations
