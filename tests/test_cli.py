@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from eagle3diag import cli
+from eagle3diag.cli import commands
 from eagle3diag.rules import registry
 from eagle3diag.rules.model import Case, Finding, Severity
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
@@ -288,7 +289,7 @@ def test_outputs_appear_whole_or_not_at_all(run: Run, draft: Path, tmp_path: Pat
 
 def test_a_launch_file_of_absurd_length(run: Run, draft: Path, tmp_path: Path) -> None:
     file = tmp_path / "launch.sh"
-    file.write_bytes(b"x" * (cli.MAX_LAUNCH_BYTES + 1))
+    file.write_bytes(b"x" * (commands.MAX_LAUNCH_BYTES + 1))
     assert "no launch line is that long" in run.refused("check", draft, "--launch-file", file)
     assert "nowhere.sh: No such file" in run.refused("check", draft, "--launch-file", "nowhere.sh")
 
@@ -308,7 +309,7 @@ def test_whatever_happens_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch,
         raise error
 
     monkeypatch.delenv("EAGLE3DIAG_TRACEBACK", raising=False)
-    monkeypatch.setattr(cli, "_rules", fail)
+    monkeypatch.setattr(commands, "rules", fail)
     said = run.refused("rules")
     assert says in said
     assert "\x1b" not in said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle3diag import __version__
-from eagle3diag.cli import _parser
+from eagle3diag.cli.parser import build_parser
 from eagle3diag.engines.contract import releases
 from eagle3diag.rules.registry import load_all
 
@@ -26,7 +26,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_parses(command: str) -> None:
     arguments = shlex.split(command)[1:]
-    assert _parser().parse_args(arguments).command == arguments[0]
+    assert build_parser().parse_args(arguments).command == arguments[0]
 
 
 def test_every_command_there_is_is_shown() -> None:
