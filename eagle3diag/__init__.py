@@ -1,6 +1,7 @@
 """eagle3diag: why an EAGLE-3 draft is not accepted, from its files alone.
 
-Ten names are all a notebook needs; each is looked up when first used, so ``import eagle3diag`` costs nothing and loads neither torch nor matplotlib.
+Ten names are all a notebook needs; each is looked up when first used, so ``import eagle3diag`` costs nothing and loads
+neither torch nor matplotlib.
 
 >>> import eagle3diag as e3
 >>> report = e3.check("path/to/draft", target="path/to/target", engine="sglang==0.5.23")  # doctest: +SKIP
