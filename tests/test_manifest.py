@@ -1,7 +1,7 @@
 """The numbers of the sample's manifest, by its conventions: agreement of each step, for the healthy wiring and every fault.
 
-All eight dumps lie beside the repository, not in it; the three it carries are held to numbers taken from the same code, which reproduces the
-manifest. The manifest's random faults drew from one generator (seed 3), in file order: the layer's matrices, fc, the head, the whole
+All eight dumps lie beside the repository, not in it; the three it carries are held to numbers taken from the same code, which reproduces
+the manifest. The manifest's random faults drew from one generator (seed 3), in file order: the layer's matrices, fc, the head, the whole
 embedding; they are set by hand here, and what our own draws give is held to what must not depend on a draw.
 """
 
