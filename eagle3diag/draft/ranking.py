@@ -288,15 +288,14 @@ def _alike(a: Run, b: Run) -> bool:
 def _result(bench: Bench, base: Run, runs: list[Run], found: Run | None, scope: Scope, notes: list[str]) -> WiringRanking:
     effects = [better_than(r.result(), base.result()) for r in runs]
     corrected = holm([below(e.z) for e, _ in effects], _shares(base.wiring, runs, scope))
-    gain = {id(r): e.mean if math.isfinite(e.mean) else math.inf for r, (e, _) in zip(runs, effects, strict=True)}
-    gain[id(base)] = 0.0
-    group = _groups(sorted([base, *runs], key=lambda r: gain[id(r)]))
+    place = _places(base, runs, found)
+    group = _groups(sorted([base, *runs], key=lambda r: place[id(r)]))
     whole = len(base.result())
     ranked = [
         Ranked(
-            name=r.candidate.name,
-            kind=r.candidate.kind,
-            change=dict(r.candidate.change),
+            name=c.name,
+            kind=c.kind,
+            change=dict(c.change),
             wiring=r.wiring,
             effect=e,
             p=p,
@@ -304,13 +303,14 @@ def _result(bench: Bench, base: Run, runs: list[Run], found: Run | None, scope: 
             group=group[id(r)],
             better=r is found or (len(r.result()) == whole and r.steps == base.steps and _is_better(e, hits, p)),
             usual=unusual(r.wiring, scope) == 0,
-            faults=r.candidate.faults,
+            faults=c.faults,
         )
         for r, (e, hits), p in zip(runs, effects, corrected, strict=True)
-        if r.candidate is not None
+        if (c := r.candidate) is not None
     ]
+    at = {id(e): place[id(r)] for e, r in zip(ranked, [r for r in runs if r.candidate is not None], strict=True)}
+    ranked.sort(key=lambda e: (at[id(e)], e.faults))
     named = next((r for r in ranked if found is not None and r.wiring == found.wiring), None)
-    ranked.sort(key=lambda r: (r is not named, r.effect.mean if math.isfinite(r.effect.mean) else math.inf, r.faults))
     mine = base.result()
     block = blocks(mine.sample, mine.row)
     most = int(mine.nameable.any(1).sum())
@@ -342,6 +342,24 @@ def _result(bench: Bench, base: Run, runs: list[Run], found: Run | None, scope: 
 
 def _level(ranked: Ranked, found: Run, runs: Sequence[Run]) -> bool:
     return any(r.wiring == ranked.wiring and _alike(r, found) for r in runs)
+
+
+def _places(base: Run, runs: Sequence[Run], found: Run | None) -> dict[int, float]:
+    """Nats by which each run lies behind one anchor, on the rows both ran on: results from fewer rows or steps are comparable only so."""
+    whole = [r for r in runs if len(r.result()) == len(base.result()) and r.steps == base.steps]
+    anchor = found or min([base, *whole], key=lambda r: 0.0 if r is base else _gap(r, base))
+    out = {id(anchor): 0.0}
+    for run in (base, *runs):
+        if run is anchor:
+            continue
+        n = min(len(run.result()), len(anchor.result()))
+        gap = float(difference(first(run.result(), n), first(anchor.result(), n)).nanmean())
+        if not math.isfinite(gap):
+            gap = math.inf
+        elif found is not None and run is not base and gap < 0 and _alike(run, found):
+            gap = 1e-9  # a named wiring leads those that cannot be told from it
+        out[id(run)] = gap
+    return out
 
 
 def _groups(ordered: Sequence[Run]) -> dict[int, int]:
