@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -607,3 +608,30 @@ def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as told:
         open_dump(tmp_path / "a\x1b.safetensors")
     assert "\x1b" not in str(told.value)
+
+
+def test_blank_lines_before_an_answer(tmp_path: Path) -> None:
+    ids, _, final = states(dtype=torch.float32)
+    one = json.dumps(answer(ids, final, 5, input_ids=ids[:5].tolist()))
+    for text, count in ((f"\n\n{one}\n\n{one}\n", 2), (f"\n{json.dumps(json.loads(one), indent=1)}\n", 1), (f"\ufeff{one}", 1)):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        dump = open_dump(tmp_path)
+        assert [torch.equal(s.token_ids, ids[:-1]) for s in dump] == [True] * count
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damage_is_an_error_in_one_line_or_none(tmp_path: Path, name: str) -> None:
+    path = FORMATS[name][0](tmp_path, *states())
+    whole, chance = path.read_bytes(), random.Random(name)
+    for _ in range(40):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 3))):
+            data[chance.randrange(min(len(data), chance.choice((40, 400, 100_000))))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del data[chance.randrange(len(data)) :]
+        path.write_bytes(bytes(data))
+        try:
+            for sample in open_dump(tmp_path):
+                assert len(sample.states) > 0
+        except CheckpointError as error:
+            assert str(error).isprintable()

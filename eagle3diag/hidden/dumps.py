@@ -44,21 +44,21 @@ def open_dump(path: str | os.PathLike[str], *, hidden: int | None = None) -> Hid
     found = _Found(folder, hints, given.is_dir(), passed)
     for name in files:
         found.look(name)
-    if not found.layouts:
+    if not found.samples:
         _nothing(given, found)
-    counts = Counter(layout.signature for _, _, layout in found.layouts)
+    counts = Counter(signature for *_, signature in found.samples)
     wanted = counts.most_common(1)[0][0]
-    main = next(layout for _, _, layout in found.layouts if layout.signature == wanted)
+    main = found.layouts[wanted]
     issues, samples = list(found.issues), []
-    several = Counter(name for name, _, _ in found.layouts)
-    for name, part, layout in found.layouts:
-        if layout.signature == wanted:
-            issues += [replace(i, file=name, message=_named(name, i.message)) for i in layout.issues]
+    several = Counter(name for name, *_ in found.samples)
+    for name, part, tokens, rows, signature in found.samples:
+        if signature == wanted:
             label = f"{_stem(name)}#{part}" if several[name] > 1 else _stem(name)
-            samples.append(SampleRef(name=label, file=name, tokens=layout.tokens, rows=layout.rows, part=part))
+            samples.append(SampleRef(name=label, file=name, tokens=tokens, rows=rows, part=part))
         else:
-            kind = "other" if layout.format != main.format else "shape"
-            message = f"{_words(layout)} where {counts[wanted]} of {len(found.layouts)} samples hold {_words(main)}; left out"
+            other = found.layouts[signature]
+            kind = "other" if other.format != main.format else "shape"
+            message = f"{_words(other)} where {counts[wanted]} of {len(found.samples)} samples hold {_words(main)}; left out"
             issues.append(DumpIssue(kind, name, _named(name, message)))
     samples += [SampleRef(name=_stem(name), file=name, tokens=None, rows=None) for name in found.packed]
     samples.sort(key=lambda ref: (_natural(ref.file), ref.part))
@@ -101,11 +101,13 @@ class _Found:
 
     def __init__(self, folder: Path, hints: Hints, many: bool, passed: Counter[str]) -> None:
         self.folder, self.hints, self.many, self.passed = folder, hints, many, passed
-        self.layouts: list[tuple[str, int, Layout]] = []
+        self.layouts: dict[tuple[object, ...], Layout] = {}  # the first of each kind: a folder may hold 100,000 samples of one
+        self.samples: list[tuple[str, int, int, int, tuple[object, ...]]] = []  # name, part, tokens, rows, key of layouts
         self.issues: list[DumpIssue] = []
         self.packed: list[str] = []
         self.foreign: list[str] = []
         self._unpacked = 0
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
 
     def look(self, name: str) -> None:
         path = self.folder / name
@@ -133,9 +135,14 @@ class _Found:
 
     def _recognise(self, contents: Contents) -> None:
         try:
-            self.layouts.append((contents.name, contents.part or 0, recognise(contents, self.hints)))
+            layout = recognise(contents, self.hints)
         except CheckpointError as error:
             self._failed(contents.name, error)
+            return
+        name, key = contents.name, self._keys.setdefault(layout.signature, layout.signature)
+        self.layouts.setdefault(key, layout)
+        self.samples.append((name, contents.part or 0, layout.tokens, layout.rows, key))
+        self.issues += [replace(i, file=name, message=_named(name, i.message)) for i in layout.issues]
 
     def _failed(self, name: str, error: CheckpointError) -> None:
         if isinstance(error, Foreign) and self.many:

@@ -64,17 +64,19 @@ def json_parts(path: Path, name: str, part: int | None = None) -> Iterator[Conte
                 yield _response(path, name, f"{where}: entry {index}", answers[index], index)
             return
         at = part or 0
+        whole = part is None or part == 0  # the first thing in it may be one document over many lines
         while at < identity.size:
             raw.seek(at)
             line = _limited(raw.readline(_LIMIT + 1), where)
-            if at == 0 and not _complete(line):  # one document over many lines
-                line += _limited(raw.read(_LIMIT + 1 - len(line)), where)
             if line.strip():
+                if whole and not _complete(line):
+                    line += _limited(raw.read(_LIMIT + 1 - len(line)), where)
+                whole = False
                 label = where if at == 0 and len(line) == identity.size else f"{where}: line at byte {at:,}"
                 yield _response(path, name, label, _load(line, label), at)
+                if part is not None:
+                    return
             at += len(line)
-            if part is not None:
-                return
 
 
 def _limited(text: bytes, where: str) -> bytes:
