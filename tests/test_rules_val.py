@@ -233,15 +233,15 @@ def test_a_trained_draft_is_trained_at_any_width(tmp_path: Path, kind: str) -> N
     assert [f for f in report_of(tmp_path, t, config).findings if f.code == "VAL303"] == []
 
 
-def test_norms_of_ones_are_no_fault_by_themselves(tmp_path: Path) -> None:
+def test_norms_of_ones_among_trained_tensors_are_a_warning(tmp_path: Path) -> None:
     def ones(t: Tensors) -> None:
         for name, v in t.items():
             if v.ndim == 1 and "norm" in name:
                 t[name] = torch.ones_like(v)
 
-    assert only(judge(tmp_path / "all", ones), "VAL303").severity == "info"
+    assert only(judge(tmp_path / "all", ones), "VAL303").severity == "warning"
     found = only(judge(tmp_path / "one", put("layers.0.hidden_norm.weight", torch.ones_like)), "VAL303")
-    assert found.severity == "info"
+    assert found.severity == "warning"
     assert "layers.0.hidden_norm.weight: exactly 1 everywhere, while" in found.title
 
 
@@ -322,8 +322,8 @@ MAPS: dict[str, tuple[Change, set[str]]] = {
     "arange without mask": (both(put("d2t", lambda v: torch.arange(64)), no_mask), {"VAL305"}),
     "duplicate": (lambda t: t["d2t"].__setitem__(5, t["d2t"][4] - 1), {"VAL305"}),
     "fractions": (put("d2t", lambda v: v.float() + 0.5), {"VAL305"}),
-    "bit patterns": (put("d2t", lambda v: torch.randint(-(2**62), 2**62, (64,), generator=generator(1))), {"VAL305"}),
-    "smallest integer": (put("d2t", lambda v: torch.full_like(v, -(2**63))), {"VAL305"}),
+    "bit patterns": (put("d2t", lambda v: torch.randint(-(2**62), 2**62, (64,), generator=generator(1))), {"VAL304"}),
+    "smallest integer": (put("d2t", lambda v: torch.full_like(v, -(2**63))), {"VAL304"}),
     "mask shifted": (put("t2d", lambda v: torch.roll(v, 1)), {"VAL306"}),
     "mask of ones": (put("t2d", torch.ones_like), {"VAL306"}),
     "mask of zeros": (put("t2d", torch.zeros_like), {"VAL306"}),

@@ -11,9 +11,11 @@ from eagle3diag.errors import escaped
 from eagle3diag.rules import val_map, val_pair  # registers VAL304 to VAL310
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.registry import finding, rule
-from eagle3diag.rules.val_look import Look, Suspect, group_of, looks, replaced, suspects, trained_by
+from eagle3diag.rules.val_look import STRONG, Look, Suspect, group_of, looks, replaced, suspects, trained_by
 
 __all__ = ["constant", "fresh", "not_finite", "val_map", "val_pair"]
+
+BF16_STEP = 2**-7  #: from 1 to the next larger BF16 number
 
 _MOST = 12  # findings of one kind before the rest is summed up
 
@@ -174,7 +176,8 @@ def fresh(case: Case) -> Iterator[Finding]:
     excess kurtosis 2); where they are not, it is a warning if its law and scale are those of a known initialiser to half a per cent, else
     information. Where no matrix was trained, it is an error if law and scale of four in five are those of one initialiser, and information
     if the norms moved, but so little that the matrices need not show it. Norms that are exactly one support the verdict; alone they are
-    never more than information. Values beyond 64, or vanishing ones, are bit patterns of other data, and an error.
+    a warning where the matrices or other norms are well trained (a converter lost them, or pure BF16 froze them), else information.
+    Values beyond 64, or vanishing ones, are bit patterns of other data, and an error.
     The embedding is never more than a warning here, since engines may take the target's; with the target's table at hand, VAL308 judges it.
 
     ## How to fix it
@@ -198,7 +201,7 @@ def fresh(case: Case) -> Iterator[Finding]:
         groups.setdefault(group_of(s.look), []).append(s)
     for group, members in groups.items():
         yield _fresh_finding(group, members, every, around)
-    yield from _ones(every, {g for g in groups if g.startswith("layers.")})
+    yield from _ones(every, {g for g in groups if g.startswith("layers.")}, trained > 0 and strength >= STRONG)
 
 
 def _target_table(case: Case) -> bool:
@@ -253,8 +256,8 @@ def _fresh_finding(group: str, members: list[Suspect], every: tuple[Look, ...], 
     )
 
 
-def _ones(every: tuple[Look, ...], told: set[str]) -> Iterator[Finding]:
-    """Norms that are exactly one in a layer whose matrices are trained: worth knowing, never a fault by itself."""
+def _ones(every: tuple[Look, ...], told: set[str], well_trained: bool) -> Iterator[Finding]:
+    """Norms that are exactly one in a layer whose matrices are trained: lost in a conversion, or frozen by training in pure BF16."""
     norms = [k for k in every if k.role == "norm" and k.canonical.startswith("layers.") and group_of(k) not in told]
     ones = [k for k in norms if k.ones]
     if not ones:
@@ -262,6 +265,7 @@ def _ones(every: tuple[Look, ...], told: set[str]) -> Iterator[Finding]:
     moved = [k for k in norms if not k.ones]
     names = ", ".join(escaped(k.name, 90) for k in ones[:4])
     if moved:
+        well_trained = max(k.scan.off_one for k in moved) > BF16_STEP  # then BF16 froze none of them
         most = max(moved, key=lambda k: k.scan.off_one)
         title = f"{names}: exactly 1 everywhere, while {escaped(most.name, 90)} moved by {most.scan.off_one:.3f}"
         remedy = "If it was trained, it was lost in a conversion: compare with the training run's own checkpoint."
@@ -271,7 +275,7 @@ def _ones(every: tuple[Look, ...], told: set[str]) -> Iterator[Finding]:
     yield finding(
         "VAL303",
         title,
-        severity=Severity.INFO,
+        severity=Severity.WARNING if well_trained else Severity.INFO,
         evidence={"norms_exactly_one": [escaped(k.name, 90) for k in ones]},
         remedy=remedy,
         where=ones[0].name,

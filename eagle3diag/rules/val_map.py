@@ -36,6 +36,7 @@ class MapFacts:
         reduced: whether the draft scores fewer tokens than the vocabulary has; None where unknown.
         names: names in the file of ``d2t`` and ``t2d``.
         problem: why ``d2t`` cannot be read as a map, or empty.
+        beyond: the problem is whole numbers far outside any vocabulary.
     """
 
     d2t: torch.Tensor | None
@@ -45,6 +46,7 @@ class MapFacts:
     reduced: bool | None
     names: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
+    beyond: bool = False
 
     @property
     def ids(self) -> torch.Tensor | None:
@@ -88,7 +90,8 @@ def map_facts(case: Case) -> MapFacts:
                 d2t = wide.to(torch.int64)
         else:
             d2t = values.to(torch.int64)
-    if d2t is not None and (int(d2t.max()) > 2**40 or int(d2t.min()) < -(2**40)):  # their sum with the index must not overflow
+    beyond = d2t is not None and (int(d2t.max()) > 2**40 or int(d2t.min()) < -(2**40))
+    if d2t is not None and beyond:  # their sum with the index must not overflow
         problem, d2t = f"entries lie between {int(d2t.min())} and {int(d2t.max())}: bit patterns of other data", None
     t2d = raw["t2d"] != 0 if "t2d" in raw and raw["t2d"].numel() else None
     vocab = case.spec.vocab_size.value or (len(t2d) if t2d is not None else None)
@@ -96,7 +99,7 @@ def map_facts(case: Case) -> MapFacts:
         vocab = case.target.vocab_size.value
     draft = head[0] if head else stated if stated and stated > 0 else len(d2t) if d2t is not None else None
     reduced = draft < vocab if draft is not None and vocab is not None else reduced_vocabulary(case)
-    return MapFacts(d2t=d2t, t2d=t2d, vocab=vocab, draft=draft, reduced=reduced, names=names, problem=problem)
+    return MapFacts(d2t=d2t, t2d=t2d, vocab=vocab, draft=draft, reduced=reduced, names=names, problem=problem, beyond=beyond)
 
 
 def diagnose(m: MapFacts) -> Diagnosis:
@@ -106,9 +109,8 @@ def diagnose(m: MapFacts) -> Diagnosis:
     if "d2t" not in m.names or (m.d2t is None and not m.problem):
         return _missing(m)
     if m.problem:
-        return Diagnosis(
-            fault="not-whole", title=f"d2t cannot be a map of tokens: {m.problem}", remedy=_REBUILD, evidence={"problem": m.problem}
-        )
+        title = f"d2t points outside the vocabulary: {m.problem}" if m.beyond else f"d2t cannot be a map of tokens: {m.problem}"
+        return Diagnosis(fault="range" if m.beyond else "not-whole", title=title, remedy=_REBUILD, evidence={"problem": m.problem})
     d2t, ids = m.d2t, m.ids
     assert d2t is not None
     assert ids is not None
