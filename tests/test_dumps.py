@@ -630,8 +630,10 @@ def test_damage_is_an_error_in_one_line_or_none(tmp_path: Path, name: str) -> No
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
         path.write_bytes(bytes(data))
+        said = ""
         try:
             for sample in open_dump(tmp_path):
                 assert len(sample.states) > 0
         except CheckpointError as error:
-            assert str(error).isprintable()
+            said = str(error)
+        assert not said or said.isprintable()

@@ -54,7 +54,8 @@ def json_parts(path: Path, name: str, part: int | None = None) -> Iterator[Conte
     """
     where = shown(path)
     with opened(path) as (fd, identity), os.fdopen(fd, "rb", closefd=False) as raw:
-        first = raw.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        head = raw.read(4096)
+        first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if first == b"[":
             raw.seek(0)
             answers = _load(_limited(raw.read(_LIMIT + 1), where), where)
@@ -64,7 +65,7 @@ def json_parts(path: Path, name: str, part: int | None = None) -> Iterator[Conte
                 yield _response(path, name, f"{where}: entry {index}", answers[index], index)
             return
         at = part or 0
-        whole = part is None or part == 0  # the first thing in it may be one document over many lines
+        whole = not head[:at].strip()  # the first thing in it may be one document over many lines
         while at < identity.size:
             raw.seek(at)
             line = _limited(raw.readline(_LIMIT + 1), where)
