@@ -56,8 +56,10 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
     return f"{name}=={version}", notes
 
 
-def _dump(source: Source | HiddenDump) -> HiddenDump:
-    """The dump opened; one that is there but no dump stays in the case as a finding to be made, because a draft is still to be judged.
+def _dump(source: Source | HiddenDump, hidden: int | None) -> HiddenDump:
+    """The dump opened (states of width ``hidden`` where that is known).
+
+    One that is there but cannot be read stays in the case as a finding to be made, because the draft is still to be judged.
 
     Raises:
         CheckpointError: nothing is there.
@@ -73,12 +75,20 @@ def _dump(source: Source | HiddenDump) -> HiddenDump:
 
     path = fspath(source)
     try:
-        return open_dump(path)
+        return open_dump(path, hidden=hidden)
     except CheckpointError as error:
         if not Path(path).exists():
             raise
         issue = DumpIssue("unreadable", Path(path).name, str(error))
         return HiddenDump(path=path, format="unknown", evidence=(), hidden=0, slots=(), final_norm="unknown", samples=(), issues=(issue,))
+
+
+def _part_read(dump: HiddenDump) -> list[str]:
+    """Says so where the dump is too large to be read whole for a check."""
+    from eagle3diag.hidden.scan import chosen
+
+    read, of = len(chosen(dump)), len(dump)
+    return [f"{read:,} of {of:,} samples of the dump are judged, evenly spaced; 'eagle3diag norms' reads all"] if read < of else []
 
 
 def make_case(
@@ -136,6 +146,11 @@ def make_case(
 
         served = serve(opened, chosen, target=wanted, launch=parsed, spec=spec)
     second = other if isinstance(other, Checkpoint) or other is None else open_checkpoint(fspath(other))
+    held = None
+    if dump is not None:
+        known = wanted.hidden_size.value if wanted is not None else None
+        held = _dump(dump, known or spec.target_hidden_size.value or spec.hidden_size.value)
+        notes += _part_read(held)
     return Case(
         draft=opened,
         spec=spec,
@@ -143,7 +158,7 @@ def make_case(
         served=served,
         launch=parsed,
         other=second,
-        dump=None if dump is None else _dump(dump),
+        dump=held,
         headers_only=headers_only or opened.remote or (second is not None and second.remote),
         notes=tuple(notes),
     )

@@ -16,7 +16,7 @@ from typing import Any
 from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.rules.model import Case, Finding, Outcome, Report, Severity
 
-__all__ = ["CATALOGUE", "RULES", "SECTIONS", "Rule", "finding", "in_catalogue", "load_all", "rule", "run"]
+__all__ = ["CATALOGUE", "RULES", "SECTIONS", "NotJudged", "Rule", "finding", "in_catalogue", "load_all", "rule", "run"]
 
 Look = Callable[[Case], Iterator[Finding]]
 
@@ -43,7 +43,26 @@ SECTIONS = (
 )
 
 #: modules that register rules when imported (each may import further ones of its family).
-MODULES = ("cfg", "cfg_shapes", "cfg_forward", "key", "key_shapes", "key_files", "val", "aux_layers", "aux_target", "eng", "eng_engine")
+MODULES = (
+    "cfg",
+    "cfg_shapes",
+    "cfg_forward",
+    "key",
+    "key_shapes",
+    "key_files",
+    "val",
+    "aux_layers",
+    "aux_target",
+    "eng",
+    "eng_engine",
+    "dmp",
+    "dmp_slots",
+    "dmp_profile",
+)
+
+
+class NotJudged(Exception):
+    """Raised by a rule whose evidence is there but says too little; the reason, one line, is listed as why it was skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +210,8 @@ def run(case: Case, select: Iterable[str] | None = None) -> Report:
             continue
         try:
             found = tuple(chosen.look(case))
+        except NotJudged as little:
+            outcomes.append(Outcome(code=chosen.code, status="skipped", why=str(little)))
         except CheckpointError as error:  # data behind a sound header that cannot be read: KEY210 says so, this rule judged nothing
             outcomes.append(Outcome(code=chosen.code, status="skipped", why=f"could not read what it judges: {error}"))
         except Exception as error:  # a bug in one rule must not hide the other findings

@@ -1,0 +1,152 @@
+"""What the slots of a dump really are: their depth, whether one is the embedding, whether the final state went through the norm.
+
+Facts used: an RMSNorm output divided by its weight has RMS 1 in every row (x / rms(x) * w); the residual stream of a pre-norm model grows
+with depth and turns towards the final state; HF index 0 is the embedding row itself, up to a factor (Gemma scales it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from eagle3diag.hidden.alignment import Tables
+from eagle3diag.hidden.model import Slot
+from eagle3diag.hidden.scan import DumpScan, Probe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DepthOrder", "NormFact", "depth_order", "embedding_slots", "equal_slots", "median_rms", "norm_fact"]
+
+_LEAST_ROWS = 16
+_POST_MEDIAN, _POST_SPREAD = 0.05, 0.03  #: of RMS(h / w); after the norm 1 and 0.0001 in float16, 0.002 in bfloat16
+_PRE_MEDIAN, _PRE_SPREAD = 0.3, 0.06  #: before it the median is anything and the spread 0.1 to 1
+_GROWTH = 1.3  #: neighbours in depth count as told apart from this ratio of norms on
+_TURN = 0.05  #: and this difference of cosines with the final state
+_SAME = 0.95  #: cosine with the embedding row: 1 for HF index 0, 0.0 to 0.6 for HF index 1 on
+
+
+def rows_of(scan: DumpScan, slot: Slot) -> Tensor:
+    """Sound rows of a slot in all probes, first tokens left out: [n, hidden] float32."""
+    import torch
+
+    found = [p.states[slot.position][1:][p.good[1:]].float() for p in scan.probes if len(p.good) > 1]
+    return torch.cat(found) if found else torch.zeros(0, scan.dump.hidden)
+
+
+def median_rms(scan: DumpScan, slot: Slot) -> float | None:
+    """Median RMS of a slot's rows; None where there are fewer than 16."""
+    x = rows_of(scan, slot)
+    return float(x.square().mean(-1).sqrt().median()) if len(x) >= _LEAST_ROWS and x.shape[1] else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormFact:
+    """Where the final state stands against the target's final norm.
+
+    ``rms`` and ``spread`` are the median, and the standard deviation over the mean, of RMS(h / w) over ``rows``.
+    """
+
+    status: Literal["pre", "post", "unknown"]
+    rms: float
+    spread: float
+    rows: int
+
+
+def norm_fact(scan: DumpScan, tables: Tables) -> NormFact | None:
+    """Judges the final state; None without one, without the norm's weight, or on fewer than 16 rows."""
+    final, weight = scan.dump.final, tables.final_norm
+    if final is None or weight is None or weight.shape != (scan.dump.hidden,):
+        return None
+    w = weight.float()
+    used = w.abs() > 0.05 * w.abs().median()  # a weight near zero leaves nothing but rounding
+    x = rows_of(scan, final)[:, used] / w[used]
+    if len(x) < _LEAST_ROWS:
+        return None
+    rms = x.square().mean(-1).sqrt()
+    middle, spread = float(rms.median()), float(rms.std() / rms.mean())
+    status: Literal["pre", "post", "unknown"] = "unknown"
+    if abs(middle - 1) < _POST_MEDIAN and spread < _POST_SPREAD:
+        status = "post"
+    elif abs(middle - 1) > _PRE_MEDIAN or spread > _PRE_SPREAD:
+        status = "pre"
+    return NormFact(status=status, rms=middle, spread=spread, rows=len(x))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthOrder:
+    """Aux slots in order of depth as the states tell it.
+
+    ``order`` are positions; ``rms`` and ``cosine`` (with the final state, None without one) stand by position.
+    """
+
+    order: tuple[int, ...]
+    rms: dict[int, float]
+    cosine: dict[int, float] | None
+
+
+def depth_order(scan: DumpScan, slots: Sequence[Slot]) -> DepthOrder | None:
+    """The order of depth of some aux slots; None where their states do not tell it for every pair of them.
+
+    Two readings have to agree: norms grow, and cosines with the final state grow (with the deepest slot where there is no final one).
+    """
+    import torch
+
+    if len(slots) < (2 if scan.dump.final else 3) or any(median_rms(scan, s) is None for s in slots):
+        return None
+    rms = {s.position: median_rms(scan, s) or 0.0 for s in slots}
+    by_norm = sorted(slots, key=lambda s: rms[s.position])
+    if any(rms[b.position] < _GROWTH * rms[a.position] for a, b in pairwise(by_norm)):
+        return None
+    final = scan.dump.final
+    judge = final or by_norm[-1]
+    others = by_norm if final else by_norm[:-1]
+    end = rows_of(scan, judge)
+    cosine = {s.position: float(torch.cosine_similarity(rows_of(scan, s), end).median()) for s in others}
+    ranked = [cosine[s.position] for s in others]
+    # early slots are all far from the end; what is asked is that none stands clearly the other way round, and that the last is nearest
+    if any(later < earlier - _TURN for earlier, later in pairwise(ranked)):
+        return None
+    if len(ranked) > 1 and ranked[-1] < ranked[0] + _TURN:
+        return None
+    return DepthOrder(order=tuple(s.position for s in by_norm), rms=rms, cosine=cosine if final else None)
+
+
+def embedding_slots(scan: DumpScan, tables: Tables) -> dict[int, float]:
+    """Median cosine of each aux slot's rows with the embedding of their tokens, by position; empty without tables or rows."""
+    import torch
+
+    if tables.embedding is None or tables.embedding.shape[-1] != scan.dump.hidden:
+        return {}
+    out = {}
+    for slot in scan.dump.aux:
+        likeness = []
+        for p in scan.probes:
+            use = p.good & tables.known(p.token_ids)
+            if bool(use.any()):
+                rows = tables.embed(p.token_ids[use]).float()
+                likeness.append(torch.cosine_similarity(p.states[slot.position][use].float(), rows))
+        if likeness and sum(map(len, likeness)) >= _LEAST_ROWS:
+            out[slot.position] = float(torch.cat(likeness).median())
+    return out
+
+
+def is_embedding(cosine: float) -> bool:
+    """Whether rows with this median cosine are the embedding."""
+    return cosine > _SAME
+
+
+def equal_slots(scan: DumpScan) -> tuple[tuple[Slot, Slot], ...]:
+    """Pairs of slots with the same bits in every sound row of every probe (and the rows are not few)."""
+    import torch
+
+    def same(p: Probe, a: Slot, b: Slot) -> bool:
+        return torch.equal(p.states[a.position][p.good], p.states[b.position][p.good])
+
+    if sum(int(p.good.sum()) for p in scan.probes) < 4:
+        return ()
+    slots = scan.dump.slots
+    pairs = [(a, b) for i, a in enumerate(slots) for b in slots[i + 1 :]]
+    return tuple((a, b) for a, b in pairs if all(same(p, a, b) for p in scan.probes))

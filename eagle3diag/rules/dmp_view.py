@@ -1,0 +1,118 @@
+"""What the DMP rules share: one reading of the dump, the target's tables where they are at hand, and words for rows and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle3diag.errors import CheckpointError, escaped
+from eagle3diag.hidden.model import HiddenDump
+from eagle3diag.rules.model import Case
+
+if TYPE_CHECKING:
+    from eagle3diag.draft.tables import TargetTables
+    from eagle3diag.hidden.misaligned import Alignment
+    from eagle3diag.hidden.normchecks import Rotated
+    from eagle3diag.hidden.scan import DumpScan, Spans
+    from eagle3diag.hidden.slotchecks import NormFact
+
+__all__ = ["Evidence", "evidence", "names", "row_words", "share"]
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything the rules look at, computed once for a dump and a target.
+
+    Attributes:
+        tables: the target's embedding, head and final norm as far as they are at hand, else None.
+        norm: where the final state stands against the final norm; None where that cannot be told.
+    """
+
+    scan: DumpScan
+    tables: TargetTables | None
+    norm: NormFact | None
+    alignment: Alignment
+    rotated: tuple[Rotated, ...]
+
+    @property
+    def damaged(self) -> frozenset[str]:
+        """Samples some rows of which are not the states of their tokens."""
+        rotten = {s.name for s in self.scan.samples if not s.whole or any(bool((~r.good).any()) for r in s.rows.values())}
+        return self.alignment.samples | rotten
+
+
+#: the last case judged, with its evidence: the rules of one report ask for the same one after another
+_LAST: list[tuple[HiddenDump, object, Evidence]] = []
+
+
+def evidence(case: Case) -> Evidence:
+    """Reads the dump, or remembers.
+
+    Raises:
+        CheckpointError: the target's rows contradict each other.
+    """
+    from eagle3diag.hidden.misaligned import alignment
+    from eagle3diag.hidden.normchecks import rotated
+    from eagle3diag.hidden.scan import scan
+    from eagle3diag.hidden.slotchecks import norm_fact
+
+    assert case.dump is not None
+    if _LAST and _LAST[0][0] is case.dump and _LAST[0][1] is case.target:
+        return _LAST[0][2]
+    seen = scan(case.dump)
+    tables = _tables(case)
+    norm = None if tables is None else norm_fact(seen, tables)
+    status = norm.status if norm is not None and norm.status != "unknown" else case.dump.final_norm
+    found = Evidence(
+        scan=seen,
+        tables=tables,
+        norm=norm,
+        alignment=alignment(seen, tables, normed=status == "post"),
+        rotated=rotated(seen, tables),
+    )
+    _LAST[:] = [(case.dump, case.target, found)]
+    return found
+
+
+def _tables(case: Case) -> TargetTables | None:
+    """The target's rows, or those a capture left beside its dump."""
+    from eagle3diag.checkpoint.target import open_target
+    from eagle3diag.draft.tables import load_tables
+
+    assert case.dump is not None
+    target = case.target
+    if target is None or target.embed is None:
+        at = Path(case.dump.path)
+        folder = at if at.is_dir() else at.parent
+        if (folder / "rows.safetensors").is_file() and (folder / "config.json").is_file():
+            try:
+                target = open_target(str(folder))
+            except CheckpointError:
+                target = case.target
+    tables = load_tables(target, case.draft, case.spec)
+    return tables if tables.embedding is not None or tables.head is not None else None
+
+
+def row_words(spans: Spans) -> str:
+    """``row 17``, ``rows 152 to 191``, ``rows 3, 8 to 10 and 4 more runs``."""
+    shown = [str(a) if a == b else f"{a} to {b}" for a, b in spans[:_SHOWN]]
+    many = len(spans) > 1 or (bool(spans) and spans[0][0] != spans[0][1])
+    more = f" and {len(spans) - _SHOWN} more runs" if len(spans) > _SHOWN else ""
+    return f"row{'s' if many else ''} {', '.join(shown)}{more}"
+
+
+def names(samples: Iterable[str]) -> str:
+    """Up to four sample names."""
+    all_ = list(samples)
+    more = f" and {len(all_) - _SHOWN} more" if len(all_) > _SHOWN else ""
+    return ", ".join(escaped(n) for n in all_[:_SHOWN]) + more
+
+
+def share(n: int, scan: DumpScan) -> str:
+    """``2 of 8 samples``, saying so where not all were read."""
+    read = len(scan.samples) + len(scan.unread)
+    return f"{n} of {read} samples" + (f" read (the dump has {scan.of:,})" if read < scan.of else "")
