@@ -22,7 +22,6 @@ from eagle3diag.errors import UsageError
 from eagle3diag.hidden.capture_run import Pass, Run, run_text
 from eagle3diag.hidden.capture_target import FINAL, Target, identity, load_target
 from eagle3diag.hidden.capture_texts import Text, read_texts, text_of
-from eagle3diag.hidden.dumps import open_dump
 from eagle3diag.hidden.portable import read_metadata, write_rows, write_sample
 
 if TYPE_CHECKING:
@@ -247,14 +246,14 @@ class _Job:
     def rows(self, files: list[Path], folder: Path, extra: Sequence[int]) -> None:
         """Write the embedding and head rows of every token the samples name, unless they are there."""
         import torch
+        from safetensors import safe_open
 
-        dump, names = open_dump(files[0].parent), {f.name for f in files}
         seen = {int(x) for x in extra}
-        for ref in dump.samples:
-            if ref.file in names:
-                sample = dump.read(ref)
-                for ids in (sample.token_ids, sample.target_argmax, sample.topk_ids):
-                    seen |= set() if ids is None else set(ids.flatten().tolist())
+        for file in files:
+            with safe_open(file, "pt") as held:
+                for key in ("input_ids", "target_argmax", "target_topk_ids"):
+                    if key in held.keys():  # noqa: SIM118 (a file, not a dict)
+                        seen |= set(held.get_tensor(key).flatten().tolist())
         key = hashlib.sha256(f"{self.told} {sorted(seen)}".encode()).hexdigest()[:32]
         if read_metadata(folder / "rows.safetensors").get("rows_key") == key:
             return
