@@ -21,7 +21,8 @@ from eagle3diag.draft.tables import TargetTables, load_tables
 from eagle3diag.draft.weights import DraftWeights
 from eagle3diag.errors import CheckpointError
 from eagle3diag.hidden.model import Sample, Slot
-from tests.factory import AUX_HF, HIDDEN, tiny_config, tiny_target, tiny_tensors, trained, write_draft
+from tests.dialects import WRITERS
+from tests.factory import AUX_HF, HIDDEN, dialect_draft, tiny_config, tiny_target, tiny_tensors, trained, write_draft
 from tests.plain_reference import Reference
 
 TOKENS, STEPS = 14, 4
@@ -191,6 +192,40 @@ def test_cuda(tmp_path: Path) -> None:
         assert a.logits.shape == b.logits.shape
 
 
+def test_the_last_state_goes_through_the_target_s_final_norm(tmp_path: Path) -> None:
+    spec, weights, tables, _ = tiny(tmp_path)
+    sample, slots = dump()
+    assert tables.final_norm is not None
+    last = sample.states[7].double()
+    normed = (last / (last.square().mean(-1, keepdim=True) + tables.eps).sqrt() * tables.final_norm.double()).float()
+    by_hand = replace(sample, states={**sample.states, 6: normed})
+    as_state = replace(spec.wiring, fc="bypassed", aux_layers=(9,))
+    as_final = replace(spec.wiring, fc="bypassed", aux_layers=None, state="final")
+    want = PlainDraft(weights, spec, as_state, tables).run(make_rows(by_hand, slots, as_state), 2)
+    found = PlainDraft(weights, spec, as_final, tables).run(make_rows(sample, slots, as_final, final_norm="pre"), 2)
+    for a, b in zip(want, found, strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dialect", sorted({*WRITERS} - {"specforge-training", "peagle", "eagle1", "hass", "dflash", "mtp"}))
+def test_a_draft_of_every_dialect_runs(dialect: str, tmp_path: Path) -> None:
+    draft = open_checkpoint(dialect_draft(tmp_path / "draft", dialect))
+    spec = draft_spec(draft)
+    tables = load_tables(open_target(tiny_target(tmp_path / "target", weights=True)), draft, spec)
+    wiring = spec.wiring if spec.wiring.aux_layers else replace(spec.wiring, aux_layers=AUX_HF)
+    sample, slots = dump(tuple(range(12)))
+    out = PlainDraft(DraftWeights.load(draft, spec), spec, wiring, tables).run(make_rows(sample, slots, wiring), 3)
+    assert all(o.logits.isfinite().all() and o.logits.std() > 0.1 for o in out)
+
+
+@pytest.mark.parametrize("dialect", ["peagle", "eagle1", "hass", "dflash", "mtp"])
+def test_other_kinds_of_drafts_are_refused(dialect: str, tmp_path: Path) -> None:
+    draft = open_checkpoint(dialect_draft(tmp_path / "draft", dialect))
+    spec = draft_spec(draft)
+    with pytest.raises(CheckpointError, match="cannot be run here"):
+        PlainDraft(DraftWeights.load(draft, spec), spec, spec.wiring, load_tables(None, draft, spec))
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +392,30 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path) -> None:
     run(r"type llama3: factor is None", rope_scaling={"rope_type": "llama3"})
     run("need the target's final norm, and none is at hand", replace(tables, final_norm=None), aux_norm="final")
     run("has shape", replace(tables, embedding=torch.zeros(256, 32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("layers.0.self_attn.q_proj.weight", (64, 64), r"has shape \[64, 64\], this draft needs \[64, 128\]"),
+        ("layers.0.self_attn.k_proj.weight", (24, 128), "24 rows, no multiple of the head size 16"),
+        ("layers.0.self_attn.k_proj.weight", (48, 128), "4 heads cannot share 3 key-value heads"),
+        ("layers.0.self_attn.o_proj.weight", (64, 32), r"needs \[64, 64\]"),
+        ("layers.0.mlp.up_proj.weight", (96, 64), r"needs \[128, 64\]"),
+        ("layers.0.hidden_norm.weight", (63,), r"needs \[64\]"),
+        ("fc.weight", (32, 192), r"has shape \[32, 192\], this draft needs \[64, 192\]"),
+        ("lm_head.weight", (64, 32), r"the head has shape \[64, 32\], the draft width 64"),
+        ("d2t", (63,), "d2t names 63 target ids, the head has 64 rows"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(name: str, shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    t = tiny_tensors()
+    t[name] = torch.zeros(shape, dtype=t[name].dtype)
+    draft = open_checkpoint(write_draft(tmp_path / "draft", t, tiny_config()))
+    spec = draft_spec(draft)
+    tables = load_tables(open_target(tiny_target(tmp_path / "target", weights=True)), draft, spec)
+    with pytest.raises(CheckpointError, match=message):
+        PlainDraft(DraftWeights.load(draft, spec), spec, spec.wiring, tables)
 
 
 # ---- rope ------------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,20 @@ def test_logits_equal_those_of_speculators(name: str, tmp_path: Path, verifier: 
         error = (a.logits[:valid] - b[:valid]).abs().max() / b[:valid].abs().max()
         assert error < TOLERANCE, f"step {step}: relative error {error:.2e}"
         assert b[:valid].std() > 0.1
+
+
+@pytest.mark.parametrize("name", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "sliding_window"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_wiring_that_is_not_theirs_is_told_apart(name: str, tmp_path: Path, verifier: Path) -> None:
+    draft = open_checkpoint(_write(tmp_path, VARIANTS[name], verifier))
+    spec = draft_spec(draft)
+    tables = load_tables(open_target(SAMPLE / "target"), draft, spec)
+    sample, slots = _sample()
+    off = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False, "sliding_window": None}
+    wiring = replace(spec.wiring, **{name: off[name]})
+    assert wiring != spec.wiring
+    rows = make_rows(sample, slots, wiring)
+    ours = PlainDraft(DraftWeights.load(draft, spec), spec, wiring, tables).run(rows, STEPS)
+    theirs = _theirs(tmp_path, rows, tables)
+    last = STEPS - 1
+    assert (ours[last].logits[:-last] - theirs[last][:-last]).abs().max() / theirs[last].abs().max() > 100 * TOLERANCE

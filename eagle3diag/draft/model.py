@@ -8,7 +8,6 @@ does: a KV cache and one chain at a time; their first steps are the same numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -19,6 +18,8 @@ from torch import Tensor
 from eagle3diag.checkpoint.model import DraftSpec
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.draft.layers import KeysValues, LayerWeights, activation, attend, mlp, project, rms_norm
+from eagle3diag.draft.memory import DraftCache, StepOutput, first_step, later_step
+from eagle3diag.draft.parameters import check_shapes
 from eagle3diag.draft.rope import Rope, softmax_gain
 from eagle3diag.draft.rows import Rows
 from eagle3diag.draft.sizes import softmax_scale
@@ -29,50 +30,8 @@ from eagle3diag.errors import CheckpointError
 
 __all__ = ["DraftCache", "PlainDraft", "StepOutput", "Tokens"]
 
+#: what later steps are fed: the text, or what the draft chose
 Tokens = Literal["forced", "on-policy"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutput:
-    """One step.
-
-    Attributes:
-        logits: [rows, draft vocabulary] in the computing dtype; column ``i`` is draft id ``i``.
-        hidden: [rows, hidden]: what the next step is fed.
-        tokens: [rows] int64: target ids that were fed.
-        unknown: [rows] bool: the fed token has no embedding row here (on-policy only; zeros stood in), None where all have.
-    """
-
-    logits: Tensor
-    hidden: Tensor
-    tokens: Tensor
-    unknown: Tensor | None = None
-
-
-@dataclass(slots=True, eq=False)
-class DraftCache:
-    """The KV cache of real drafting: per layer, keys and values of every position so far, and the positions themselves."""
-
-    layers: list[KeysValues] = field(default_factory=list)
-    positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def append(self, index: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Add the keys and values of new positions to layer ``index``."""
-        if index == len(self.layers):
-            self.layers.append(KeysValues(k, v))
-        else:
-            kv = self.layers[index]
-            kv.keys, kv.values = torch.cat((kv.keys, k)), torch.cat((kv.values, v))
-        return self.layers[index]
-
-    def crop(self, length: int) -> None:
-        """Forget everything after the first ``length`` entries (a rejected chain)."""
-        self.positions = self.positions[:length]
-        for kv in self.layers:
-            kv.keys, kv.values = kv.keys[:length], kv.values[:length]
 
 
 class PlainDraft:
@@ -100,6 +59,9 @@ class PlainDraft:
         self.path, self.spec, self.wiring = weights.path, spec, wiring
         self.sizes, self.dtype, self.device = weights.sizes, weights.dtype, weights.device
         self.tables = tables.to(weights.device)
+        if spec.algorithm not in ("eagle3", "unknown"):
+            raise CheckpointError(f"{self.path}: a draft of the kind {spec.algorithm} cannot be run here; EAGLE-3 drafts can")
+        check_shapes(weights, spec)
         self._weights = w = filled(weights, spec, wiring, seed)
         s = self.sizes
         if wiring.rope_theta is None:
@@ -117,26 +79,18 @@ class PlainDraft:
         self.target_ids = target_ids(w, wiring, len(self._head))
 
     def _layer(self, index: int) -> LayerWeights:
-        """One layer's parameters, the needed ones present and of the shapes the sizes ask for."""
-        at, s, t = f"layers.{index}.", self.sizes, self._weights
+        """One layer's parameters, the needed ones present."""
+        at, t = f"layers.{index}.", self._weights
         w = LayerWeights(tensors={k[len(at) :]: v for k, v in t.tensors.items() if k.startswith(at)})
-        width = 2 * s.hidden if index == 0 else s.hidden
         names = ["input_layernorm", "hidden_norm"] if index == 0 else [self.wiring.deep_layer_norm]
-        for name in (*names, "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"):
-            t.need(f"{at}{name}.weight")
-        if s.mla:
-            entry = ["self_attn.q_a_proj" if w.has("self_attn.q_b_proj") else "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"]
-            rest = ["self_attn.kv_b_proj", "self_attn.kv_a_layernorm"]
-            for name in (*rest, *(["self_attn.q_a_layernorm"] if w.has("self_attn.q_b_proj") else [])):
-                t.need(f"{at}{name}.weight")
+        names += ["post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "self_attn.o_proj"]
+        if self.sizes.mla:
+            names += [f"self_attn.{n}" for n in ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")]
+            names += [f"self_attn.{n}" for n in (("q_a_proj", "q_a_layernorm") if w.has("self_attn.q_b_proj") else ("q_proj",))]
         else:
-            entry = [f"self_attn.{p}_proj" for p in "qkv"]
-        for name in entry:
-            found = t.need(f"{at}{name}.weight")
-            if found.shape[-1] != width:
-                raise CheckpointError(
-                    f"{self.path}: {at}{name} takes width {found.shape[-1]}, layer {index} of this draft feeds it {width}"
-                )
+            names += [f"self_attn.{p}_proj" for p in "qkv"]
+        for name in names:
+            t.need(f"{at}{name}.weight")
         return w
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
@@ -278,11 +232,11 @@ class PlainDraft:
                 e = self.embed(fed)
             positions = rows.positions.to(self.device)
             if step == 0:
-                z = self._pass(h, e, positions, _first(memory), every, every, None if where is None else at)
+                z = self._pass(h, e, positions, first_step(memory), every, every, None if where is None else at)
                 fed = fed if where is None else fed[at]
             else:
                 positions = positions[at] + step + self.wiring.position_gap
-                z = self._pass(h, e, positions, _later(memory), at, every)
+                z = self._pass(h, e, positions, later_step(memory), at, every)
             logits, h = self._output(z)
             chosen = logits.argmax(-1)
             yield StepOutput(logits, h, fed, unknown)
@@ -319,19 +273,3 @@ class PlainDraft:
         z = self._pass(h.to(device=self.device, dtype=self.dtype), e, positions, cache.append, positions, cache.positions)
         logits, fed_back = self._output(z)
         return StepOutput(logits, fed_back, tokens, unknown)
-
-
-def _first(memory: list[KeysValues]) -> Callable[[int, Tensor, Tensor], KeysValues]:
-    def remember(index: int, k: Tensor, v: Tensor) -> KeysValues:
-        memory.append(KeysValues(k, v))
-        return memory[index]
-
-    return remember
-
-
-def _later(memory: list[KeysValues]) -> Callable[[int, Tensor, Tensor], KeysValues]:
-    def remember(index: int, k: Tensor, v: Tensor) -> KeysValues:
-        memory[index].later.append((k, v))
-        return memory[index]
-
-    return remember

@@ -93,9 +93,13 @@ def inverse_frequencies(
     """
     kind = _kind(scaling)
     s: Mapping[str, Any] = scaling or {}
+    if not (math.isfinite(theta) and theta > 0 and dim >= 2):
+        raise CheckpointError(f"rope: base {theta:g} over {dim} rotated dimensions; the base must be above zero, the dimensions at least 2")
     if kind == "dynamic":
         limit = max_position or int(_number(s, "original_max_position_embeddings"))
         factor, used = _number(s, "factor"), max(length or 0, limit)
+        if dim == 2:
+            raise CheckpointError("rope scaling of type dynamic: a head of 2 rotated dimensions cannot be scaled; it needs 4")
         theta = theta * ((factor * used / limit) - (factor - 1)) ** (dim / (dim - 2))
     plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if kind == "linear":
@@ -120,12 +124,13 @@ def _kind(scaling: Mapping[str, Any] | None) -> str:
 
 
 def _number(s: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A value of the scaling dict, not negative, and positive unless its default is zero (which means "not used")."""
     value = s.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and (value > 0 or value == default == 0):
         return float(value)
     if value is None and default is not None:
         return default
-    raise CheckpointError(f"rope scaling of type {escaped(_kind(s))}: {key} is {escaped(value)}; it must be a number")
+    raise CheckpointError(f"rope scaling of type {escaped(_kind(s))}: {key} is {escaped(value)}; it must be a number above zero")
 
 
 def _original(s: Mapping[str, Any], max_position: int | None) -> float:
@@ -137,6 +142,8 @@ def _llama3(plain: Tensor, s: Mapping[str, Any], max_position: int | None) -> Te
     original = _original(s, max_position)
     wave = 2 * math.pi / plain
     out = torch.where(wave > original / low, plain / factor, plain)
+    if high <= low:
+        raise CheckpointError(f"rope scaling of type llama3: high_freq_factor {high:g} is not above low_freq_factor {low:g}")
     smooth = (original / wave - low) / (high - low)
     blended = (1 - smooth) * out / factor + smooth * out
     between = (wave >= original / high) & (wave <= original / low)
@@ -159,6 +166,9 @@ def _yarn(plain: Tensor, dim: int, theta: float, s: Mapping[str, Any], max_posit
     else:
         gain = _mscale(factor)
 
+    if theta == 1.0:
+        raise CheckpointError("rope scaling of type yarn: a base of 1 cannot be scaled")
+
     def correction(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
@@ -177,7 +187,8 @@ def _longrope(plain: Tensor, s: Mapping[str, Any], max_position: int | None, len
     gain = _number(s, "attention_factor", 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)))
     key = "long_factor" if length is not None and length > original else "short_factor"
     values = s.get(key)
-    if not isinstance(values, list | tuple) or len(values) != len(plain):
-        have = len(values) if isinstance(values, list | tuple) else "none"
+    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) and v > 0 for v in values)
+    if not isinstance(values, list | tuple) or not numbers or len(values) != len(plain):
+        have = len(values) if isinstance(values, list | tuple) and numbers else "none, or others"
         raise CheckpointError(f"rope scaling of type longrope: {key} needs {len(plain)} numbers, it has {have}")
     return plain / torch.tensor(values, dtype=torch.float32), gain

@@ -103,6 +103,9 @@ def _split(tensors: Mapping[str, Tensor], spec: DraftSpec, path: str) -> dict[st
     """Fused projections become their parts."""
     out = dict(tensors)
     for name, value in tensors.items():
+        ranks = 1 if name.endswith((".bias", "norm.weight")) else 2 if name.endswith(("proj.weight", "fc.weight", "head.weight")) else None
+        if value.ndim == 0 or (ranks is not None and value.ndim != ranks):
+            raise CheckpointError(f"{path}: {escaped(name)} has shape {list(value.shape)}; it needs {ranks or 'at least 1'} dimensions")
         parts = _parts(name, value, tensors, spec, path)
         if not parts:
             continue
