@@ -119,7 +119,7 @@ def test_cached_decoding_gives_the_numbers_of_the_rows(change: dict[str, Any], l
         hidden, length = out.hidden[-1:], len(cache)
         for step in range(1, STEPS):
             at = slice(row, row + 1)
-            one = draft.decode_step(rows.tokens(step)[at], hidden, rows.positions[at] + step, cache)
+            one = draft.decode_step(rows.tokens(step)[at], hidden, rows.positions[at] + step + wiring.position_gap, cache)
             torch.testing.assert_close(one.logits, whole[step].logits[at], rtol=1e-4, atol=1e-5)
             hidden = one.hidden
         assert len(cache) == length + STEPS - 1

@@ -262,9 +262,9 @@ class PlainDraft:
         Args:
             tokens: [1] int64 target id; one without an embedding row is fed as zeros (``StepOutput.unknown``).
             hidden: [1, hidden] of the step before.
-            positions: [1] int64, one after the last of the chain; `Wiring.position_gap` is added here.
+            positions: [1] int64: one after the last row's plus the step, plus `Wiring.position_gap`.
         """
-        return self._cached(hidden, tokens, positions + self.wiring.position_gap, cache)
+        return self._cached(hidden, tokens, positions, cache)
 
     def _cached(self, h: Tensor, tokens: Tensor, positions: Tensor, cache: DraftCache) -> StepOutput:
         tokens, positions = tokens.to(self.device), positions.to(self.device)
