@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -128,6 +129,7 @@ class Bench:
         base: Wiring | None = None,
         steps: int = 4,
         max_rows: int | None = None,
+        max_answer: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         weights: DraftWeights | None = None,
@@ -139,6 +141,7 @@ class Bench:
             base: the wiring at hand, the draft's own where None.
             steps: draft steps per row.
             max_rows: stop at about as many counted rows; samples are then taken evenly over the dump.
+            max_answer: cut each sample as many tokens after the first that counts.
             dtype, device: to compute on.
             weights, tables: where the caller has them already.
 
@@ -171,16 +174,16 @@ class Bench:
             notes=notes,
             path=dump.path,
         )
-        bench._read(dump, max_rows)
+        bench._read(dump, max_rows, max_answer)
         return bench
 
-    def _read(self, dump: HiddenDump, max_rows: int | None) -> None:
+    def _read(self, dump: HiddenDump, max_rows: int | None, max_answer: int | None) -> None:
         refs = dump.samples
         taken: list[tuple[Sample, Tensor]] = []
         rows = held = short = 0
         left = ""
         for ref in (refs[i] for i in _spread(len(refs))):
-            sample = dump.read(ref)
+            sample = _shortened(dump.read(ref), max_answer)
             t = len(sample.token_ids)
             if t <= self.steps + 1:
                 short += 1
@@ -225,10 +228,18 @@ class Bench:
         Raises:
             CheckpointError: the wiring wants a state that the dump does not hold.
         """
+        rows = self._cut(index, wiring)
+        if wiring.aux_layers_verify not in (None, wiring.aux_layers):
+            # states of generated tokens come from verify steps, those of the prompt from prefill
+            other = self._cut(index, replace(wiring, aux_layers=wiring.aux_layers_verify))
+            generated = self.samples[index][0].loss_mask
+            taken = torch.ones(len(rows), dtype=torch.bool) if generated is None else generated.flatten()[: len(rows)].to(torch.bool)
+            rows = replace(rows, states=torch.where(rearrange(taken, "r -> r 1 1"), other.states, rows.states))
+        return rows.to(self.weights.device)
+
+    def _cut(self, index: int, wiring: Wiring) -> Rows:
         sample, greedy = self.samples[index]
-        return make_rows(sample, self.slots, wiring, final_norm=self.status, target_layers=self.target_layers, targets=greedy).to(
-            self.weights.device
-        )
+        return make_rows(sample, self.slots, wiring, final_norm=self.status, target_layers=self.target_layers, targets=greedy)
 
     def model(self, wiring: Wiring) -> PlainDraft:
         """The draft under a wiring; the last few are kept.
@@ -334,6 +345,20 @@ def _marked(draft: Checkpoint, spec: DraftSpec) -> Tensor | None:
     if name is None or name not in draft.tensors:
         return None
     return torch.nonzero(draft.read(name).flatten() != 0).flatten()
+
+
+def _shortened(sample: Sample, answer: int | None) -> Sample:
+    """The sample up to ``answer`` tokens after the first that counts."""
+    if answer is None:
+        return sample
+    mask = sample.loss_mask
+    counted = torch.nonzero(mask.flatten() != 0).flatten() if mask is not None else torch.zeros(1, dtype=torch.int64)
+    stop = (int(counted[0]) if len(counted) else 0) + answer
+    if stop >= len(sample.token_ids):
+        return sample
+    names = ("token_ids", "loss_mask", "target_argmax", "topk_ids", "topk_logprobs", "logsumexp")
+    parts = {n: None if (v := getattr(sample, n)) is None else v[:stop] for n in names}
+    return replace(sample, states={k: v[:stop] for k, v in sample.states.items()}, **parts)
 
 
 def _spread(n: int) -> Iterator[int]:
