@@ -112,3 +112,10 @@ def test_norm_output_of_two_meanings_is_not_passed_over_where_names_do_not_tell_
         config = tiny_config(aux=aux, norm_output=True, **extra)
         report = judged(tmp_path / name, engine, tensors=tiny_tensors(layer="midlayer"), config=config)
         assert found(report, "ENG502") == [("warning", "norm_output")] * expected
+
+
+def test_many_tensors_of_zeros_are_summed_up(tmp_path: Path) -> None:
+    tensors = tiny_tensors() | {f"layers.{i}.mlp.up_proj.weight": torch.zeros(128, 64) for i in range(1, 60)}
+    findings = [f for f in judged(tmp_path, VLLM, tensors=tensors).findings if f.code == "VAL302"]
+    assert len(findings) == 13
+    assert "47 more tensors" in findings[-1].title or "47 more tensors" in findings[0].title

@@ -109,6 +109,21 @@ def constant(case: Case) -> Iterator[Finding]:
     ## Source
     Arithmetic of the forward pass; loaders allocate with `torch.empty`, whose memory often is zero.
     """
+    every = sorted(_constants(case), key=lambda f: f.severity.rank)
+    yield from every[:_MOST]
+    if len(every) > _MOST:
+        rest = every[_MOST:]
+        yield finding(
+            "VAL302",
+            f"{len(rest)} more tensors are constant or zero in part",
+            severity=rest[0].severity,
+            evidence={"tensors": [escaped(f.where, 90) for f in rest[:100]]},
+            remedy="Take them from the training run's own checkpoint.",
+        )
+
+
+def _constants(case: Case) -> Iterator[Finding]:
+    """One finding a tensor, in file order."""
     for look in looks(case):
         s = look.scan
         if (
