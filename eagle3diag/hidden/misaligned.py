@@ -88,7 +88,7 @@ def alignment(scan: DumpScan, tables: Tables | None = None, *, normed: bool = Fa
         for role in _roles(scan, tables, normed):
             shifted = _shifted(scan, role, judged)
             found += shifted
-            if role.by != "embedding":
+            if role.ahead and role.by != "embedding" or role.slot.role == "final":
                 found += _swapped(scan, role, {m.sample for m in shifted})
     return Alignment(judged=len(judged), found=tuple(_together(found)))
 
@@ -106,7 +106,7 @@ def _roles(scan: DumpScan, tables: Tables | None, normed: bool) -> Iterable[_Rol
     if aux:
         known = [s for s in aux if s.hf is not None]
         first = min(known, key=lambda s: s.hf or 0) if len(known) == len(aux) else max(aux, key=lambda s: _strength(scan, s))
-        for slot in aux:
+        for slot in _few(aux, first):
             yield _Role(slot=slot, by="identity", score=identity_scores, ahead=slot is first)
     final = scan.dump.final
     if final is None:
@@ -119,6 +119,13 @@ def _roles(scan: DumpScan, tables: Tables | None, normed: bool) -> Iterable[_Rol
         yield _Role(slot=final, by="prediction", score=predicts, ahead=True)
     else:
         yield _Role(slot=final, by="identity", score=identity_scores, ahead=False)
+
+
+def _few(aux: list[Slot], first: Slot) -> list[Slot]:
+    """The lowest slot, and at most three more, spread over the rest: a writer shifts all of them or whole groups."""
+    rest = [s for s in aux if s is not first]
+    step = -(-len(rest) // 3) if rest else 1
+    return [first, *rest[::-1][::step][::-1]]
 
 
 def _strength(scan: DumpScan, slot: Slot) -> float:

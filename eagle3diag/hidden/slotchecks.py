@@ -24,7 +24,7 @@ _LEAST_ROWS = 16
 _POST_MEDIAN, _POST_SPREAD = 0.05, 0.03  #: of RMS(h / w); after the norm 1 and 0.0001 in float16, 0.002 in bfloat16
 _PRE_MEDIAN, _PRE_SPREAD = 0.3, 0.06  #: before it the median is anything and the spread 0.1 to 1
 _GROWTH = 1.3  #: neighbours in depth count as told apart from this ratio of norms on
-_TURN = 0.05  #: and this difference of cosines with the final state
+_SLACK, _TURN = 0.02, 0.05  #: of cosines: how far far layers may exceed near ones, and how far the ends must fall behind
 _SAME = 0.95  #: cosine with the embedding row: 1 for HF index 0, 0.0 to 0.6 for HF index 1 on
 
 
@@ -79,39 +79,51 @@ def norm_fact(scan: DumpScan, tables: Tables) -> NormFact | None:
 class DepthOrder:
     """Aux slots in order of depth as the states tell it.
 
-    ``order`` are positions; ``rms`` and ``cosine`` (with the final state, None without one) stand by position.
+    ``order`` are positions; ``rms``, and ``cosine`` with the end of the stream (the final state, else the deepest slot), by position.
     """
 
     order: tuple[int, ...]
     rms: dict[int, float]
-    cosine: dict[int, float] | None
+    cosine: dict[int, float]
 
 
-def depth_order(scan: DumpScan, slots: Sequence[Slot]) -> DepthOrder | None:
+def depth_order(scan: DumpScan, slots: Sequence[Slot], tables: Tables | None = None, *, normed: bool = False) -> DepthOrder | None:
     """The order of depth of some aux slots; None where their states do not tell it for every pair of them.
 
-    Two readings have to agree: norms grow, and cosines with the final state grow (with the deepest slot where there is no final one).
+    Two readings have to agree: norms grow, and states resemble those of near layers more than those of far ones (for a before b before c,
+    cosine(a, c) is below cosine(a, b) and cosine(b, c)). The final state stands at the end, taken back through its norm where it is after it.
+
+    Args:
+        tables: for the weight of the final norm.
+        normed: the final state is after the norm.
     """
     import torch
 
-    if len(slots) < (2 if scan.dump.final else 3) or any(median_rms(scan, s) is None for s in slots):
-        return None
     rms = {s.position: median_rms(scan, s) or 0.0 for s in slots}
+    if not slots or not min(rms.values()) > 0:
+        return None
     by_norm = sorted(slots, key=lambda s: rms[s.position])
     if any(rms[b.position] < _GROWTH * rms[a.position] for a, b in pairwise(by_norm)):
         return None
-    final = scan.dump.final
-    judge = final or by_norm[-1]
-    others = by_norm if final else by_norm[:-1]
-    end = rows_of(scan, judge)
-    cosine = {s.position: float(torch.cosine_similarity(rows_of(scan, s), end).median()) for s in others}
-    ranked = [cosine[s.position] for s in others]
-    # early slots are all far from the end; what is asked is that none stands clearly the other way round, and that the last is nearest
-    if any(later < earlier - _TURN for earlier, later in pairwise(ranked)):
+    states = [rows_of(scan, s) for s in by_norm]
+    final, weight = scan.dump.final, tables.final_norm if tables is not None else None
+    if final is not None and not normed:
+        states.append(rows_of(scan, final))
+    elif final is not None and weight is not None and weight.shape == (scan.dump.hidden,):
+        w = weight.float()
+        states.append(rows_of(scan, final) / torch.where(w.abs() > 0.05 * w.abs().median(), w, torch.inf))
+    n = len(states)
+    if n < 3:
         return None
-    if len(ranked) > 1 and ranked[-1] < ranked[0] + _TURN:
+    like = [[float(torch.cosine_similarity(a, b).median()) for b in states] for a in states]
+    for i in range(n):
+        for j in range(i + 1, n):
+            for k in range(j + 1, n):
+                if like[i][k] > min(like[i][j], like[j][k]) + _SLACK:
+                    return None
+    if like[0][-1] > max(like[i][i + 1] for i in range(n - 1)) - _TURN:
         return None
-    return DepthOrder(order=tuple(s.position for s in by_norm), rms=rms, cosine=cosine if final else None)
+    return DepthOrder(order=tuple(s.position for s in by_norm), rms=rms, cosine={s.position: like[i][-1] for i, s in enumerate(by_norm)})
 
 
 def embedding_slots(scan: DumpScan, tables: Tables) -> dict[int, float]:

@@ -69,10 +69,9 @@ def profile(case: Case) -> Iterator[Finding]:
             remedy="Dump from the target without rotation (R1 off), or train and serve on the rotated one alike.",
             where=escaped(worst.slot.name, 200),
         )
-    post = e.norm.status == "post" if e.norm is not None else dump.final_norm != "pre"
-    known = all(s.hf is not None for s in dump.aux)
-    aux = sorted((s for s in dump.aux if s.hf != 0), key=lambda s: s.hf if known and s.hf is not None else s.position)
-    stream = [*aux, *([dump.final] if dump.final is not None and not post else [])]
+    order = e.depth.meant if e.depth is not None and not e.depth.wrong else ()  # DMP606 speaks where they stand in another order
+    by_position = {s.position: s for s in dump.aux}
+    stream = [by_position[p] for p in order] + ([dump.final] if dump.final is not None and not e.normed and order else [])
     for odd in scales(e.scan, stream):
         yield finding(
             "DMP609",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from eagle3diag.errors import escaped
-from eagle3diag.hidden.model import Slot
 from eagle3diag.rules.aux_view import shown
 from eagle3diag.rules.dmp_view import Evidence, evidence, names, share
 from eagle3diag.rules.model import Case, Finding, Severity
@@ -71,7 +70,7 @@ def slots(case: Case) -> Iterator[Finding]:
         found = True
         yield f
     if not found and not e.alignment.found and not e.rotated:
-        yield from _order(case, e, labelled)
+        yield from _order(e, labelled)
 
 
 def _slots(title: str, evidence_: dict[str, Any], where: str, remedy: str = "") -> Finding:
@@ -162,27 +161,10 @@ def _embedding(case: Case, e: Evidence, wanted: tuple[int, ...] | None, labelled
             )
 
 
-def _order(case: Case, e: Evidence, labelled: bool) -> Iterator[Finding]:
-    from eagle3diag.hidden.slotchecks import depth_order
-
-    aux = list(e.scan.dump.aux)
-    wanted = case.spec.wiring.aux_layers
-    depth: dict[int, int] = {}
-    if labelled:
-        depth = {s.position: s.hf or 0 for s in aux}
-        aux = _spread([s for s in aux if s.hf])
-    elif wanted and len(wanted) == len(aux):
-        depth = {s.position: k for s, k in zip(aux, wanted, strict=True)}
-        if 0 in wanted:
-            return
-    else:
-        depth = {s.position: i for i, s in enumerate(aux)}
-    seen = depth_order(e.scan, aux)
-    if seen is None:
+def _order(e: Evidence, labelled: bool) -> Iterator[Finding]:
+    if e.depth is None or e.depth.seen is None or not e.depth.wrong:
         return
-    meant = tuple(sorted((s.position for s in aux), key=lambda p: depth[p]))
-    if seen.order == meant:
-        return
+    seen, meant = e.depth.seen, e.depth.meant
     name = {s.position: s.name for s in e.scan.dump.slots}
     yield _slots(
         f"aux slots stand in another order of depth than {'recorded' if labelled else 'the draft takes them'}: by their states "
@@ -191,21 +173,10 @@ def _order(case: Case, e: Evidence, labelled: bool) -> Iterator[Finding]:
             "by_states": [name[p] for p in seen.order],
             "expected": [name[p] for p in meant],
             "rms": {name[p]: round(v, 3) for p, v in seen.rms.items()},
-            "cosine_with_final": None if seen.cosine is None else {name[p]: round(v, 3) for p, v in seen.cosine.items()},
+            "cosine_with_the_end": {name[p]: round(v, 3) for p, v in seen.cosine.items()},
         },
         name[seen.order[0]],
     )
-
-
-def _spread(aux: list[Slot]) -> list[Slot]:
-    """Recorded layers thinned out so that neighbours lie a good way apart: the order of close ones cannot be told."""
-    out: list[Slot] = []
-    ordered = sorted(aux, key=lambda s: s.hf or 0)
-    gap = max(3, ((ordered[-1].hf or 0) - (ordered[0].hf or 0)) // 4) if ordered else 3
-    for s in ordered:
-        if not out or (s.hf or 0) - (out[-1].hf or 0) >= gap:
-            out.append(s)
-    return out
 
 
 @rule("DMP607", severity=Severity.WARNING, needs=("dump", "target"))
@@ -242,6 +213,8 @@ def final_norm(case: Case) -> Iterator[Finding]:
         raise NotJudged("no weight of the target's final norm at hand: give the target's folder, not its config alone")
     if case.target is not None and not _rms_normed(case):
         raise NotJudged("the target's final norm is no RMSNorm")
+    if any(r.slot is dump.final for r in e.rotated):
+        raise NotJudged("the final state is rotated (DMP609): its channels are not the norm's")
     fact = e.norm
     if fact is None:
         raise NotJudged("too few sound rows of the final state, or a norm of another width")

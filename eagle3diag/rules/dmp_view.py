@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3diag.errors import CheckpointError, escaped
-from eagle3diag.hidden.model import HiddenDump
+from eagle3diag.hidden.model import HiddenDump, Slot
 from eagle3diag.rules.model import Case
 
 if TYPE_CHECKING:
@@ -16,11 +16,24 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.misaligned import Alignment
     from eagle3diag.hidden.normchecks import Rotated
     from eagle3diag.hidden.scan import DumpScan, Spans
-    from eagle3diag.hidden.slotchecks import NormFact
+    from eagle3diag.hidden.slotchecks import DepthOrder, NormFact
 
 __all__ = ["Evidence", "evidence", "names", "row_words", "share"]
 
 _SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """Aux slots (positions) in order of depth: as recorded or as the draft takes them, and as the states tell, where they do."""
+
+    meant: tuple[int, ...]
+    seen: DepthOrder | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """The states contradict the record."""
+        return self.seen is not None and self.seen.order != tuple(p for p in self.meant if p in self.seen.rms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +43,15 @@ class Evidence:
     Attributes:
         tables: the target's embedding, head and final norm as far as they are at hand, else None.
         norm: where the final state stands against the final norm; None where that cannot be told.
+        normed: whether to take it as after the norm: as found, else as the format means it.
+        depth: the order of the aux slots; None where nobody knows what it should be (a draft that takes HF 0).
     """
 
     scan: DumpScan
     tables: TargetTables | None
     norm: NormFact | None
+    normed: bool
+    depth: Depth | None
     alignment: Alignment
     rotated: tuple[Rotated, ...]
 
@@ -71,11 +88,41 @@ def evidence(case: Case) -> Evidence:
         scan=seen,
         tables=tables,
         norm=norm,
+        normed=status == "post",
+        depth=_depth(case, seen, tables, status == "post"),
         alignment=alignment(seen, tables, normed=status == "post"),
         rotated=rotated(seen, tables),
     )
     _LAST[:] = [(case.dump, case.target, found)]
     return found
+
+
+def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool) -> Depth | None:
+    from eagle3diag.hidden.slotchecks import depth_order
+
+    aux = [s for s in scan.dump.aux if s.hf != 0]
+    wanted = case.spec.wiring.aux_layers
+    if aux and all(s.hf is not None for s in aux):
+        aux.sort(key=lambda s: s.hf or 0)
+        judged = _spread(aux)
+    elif wanted and len(wanted) == len(aux):
+        if 0 in wanted:
+            return None
+        aux = [s for _, s in sorted(zip(wanted, aux, strict=True), key=lambda pair: pair[0])]
+        judged = aux
+    else:
+        judged = aux
+    return Depth(meant=tuple(s.position for s in aux), seen=depth_order(scan, judged, tables, normed=normed))
+
+
+def _spread(aux: list[Slot]) -> list[Slot]:
+    """Recorded layers thinned out so that neighbours lie a good way apart: the order of close ones cannot be told."""
+    out: list[Slot] = []
+    gap = max(3, ((aux[-1].hf or 0) - (aux[0].hf or 0)) // 4)
+    for s in aux:
+        if not out or (s.hf or 0) - (out[-1].hf or 0) >= gap:
+            out.append(s)
+    return out
 
 
 def _tables(case: Case) -> TargetTables | None:
