@@ -11,6 +11,7 @@ from eagle3diag.cli.output import emit, place, show
 from eagle3diag.errors import UsageError, escaped
 
 if TYPE_CHECKING:
+    from eagle3diag.report.acceptance import EngineAcceptance
     from eagle3diag.report.layout import View
 
 MAX_LAUNCH_BYTES = 1 << 20
@@ -92,13 +93,22 @@ def serve(a: argparse.Namespace) -> int:
 
         launch = parse_launch(line)
     all_served = [serve(checkpoint, engine=e, target=target, launch=launch, spec=spec) for e in a.engine]
+    measured: tuple[EngineAcceptance | None, ...] = (None,) * len(all_served)
+    if a.dump is not None:
+        from eagle3diag.checkpoint.spec import resolved
+        from eagle3diag.hidden.dumps import open_dump
+        from eagle3diag.report.acceptance import acceptances
+
+        spec = spec if target is None else resolved(spec, target.num_layers.value)
+        measured = acceptances(checkpoint, spec, open_dump(a.dump), all_served, target)
+    pairs = list(zip(all_served, measured, strict=True))
 
     def views() -> Sequence[View]:
         from eagle3diag.report.views import view
 
-        return [view(s) for s in all_served]
+        return [view(one) for pair in pairs for one in pair if one is not None]
 
-    show(a, lambda: [jsonout.served(s) for s in all_served], views, f"eagle3diag serve {a.draft}")
+    show(a, lambda: [jsonout.served(s, m) for s, m in pairs], views, f"eagle3diag serve {a.draft}")
     return 0
 
 
@@ -167,7 +177,7 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
 
 
 def report(a: argparse.Namespace) -> int:
-    given = {"draft": a.draft, "target": a.target, "engines": ", ".join(a.engine), "launch": _launch(a), "other": a.other}
+    given = {"draft": a.draft, "target": a.target, "engines": ", ".join(a.engine), "launch": _launch(a), "other": a.other, "dump": a.dump}
     return _rendered(a, "report", given)
 
 

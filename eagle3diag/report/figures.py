@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from eagle3diag.errors import UsageError, escaped
 
@@ -19,7 +20,18 @@ if TYPE_CHECKING:
 
     from eagle3diag.engines.model import ServedDraft
 
-__all__ = ["alt", "caption", "picture", "plot", "png"]
+__all__ = ["KINDS", "alt", "caption", "chart", "picture", "plot", "png"]
+
+#: class name -> module and stem: ``<stem>_plot(result)``, ``<stem>_caption(result)``, ``<stem>_alt(result)``
+KINDS = {
+    "WeightDiff": ("figures_weights", "diff"),
+    "NormProfile": ("figures_hidden", "profile"),
+    "TokenNorms": ("figures_hidden", "tokens"),
+    "Agreement": ("figures_draft", "agreement"),
+    "WiringRanking": ("figures_draft", "ranking"),
+    "ServedAcceptance": ("figures_draft", "acceptance"),
+    "EngineAcceptance": ("figures_draft", "engine"),
+}
 
 #: state -> fill, hatch, line style; the edge is black throughout
 STYLES = {
@@ -35,7 +47,7 @@ MEANING = {
     "skipped": "does not run",
 }
 DPI = 100
-_RC = {"font.family": "DejaVu Sans", "font.size": 9.0, "hatch.linewidth": 0.6, "svg.hashsalt": "eagle3diag", "text.usetex": False}
+RC = {"font.family": "DejaVu Sans", "font.size": 9.0, "hatch.linewidth": 0.6, "svg.hashsalt": "eagle3diag", "text.usetex": False}
 
 
 def plot(result: object) -> Figure:
@@ -47,11 +59,16 @@ def plot(result: object) -> Figure:
     name = type(result).__name__
     if name in ("Report", "ServedDraft"):
         return _served(_served_of(result))
-    if name == "WeightDiff":
-        from eagle3diag.report.figures_weights import weight_map
+    return cast("Figure", _drawn(result, "plot"))
 
-        return weight_map(result)
-    raise UsageError(f"a {name} has no picture; ServedDraft, Report and WeightDiff have one")
+
+def _drawn(result: object, what: str) -> Any:
+    """The picture, its caption or its words, by the module that draws this kind."""
+    name = type(result).__name__
+    if name not in KINDS:
+        raise UsageError(f"a {name} has no picture; there is one of {', '.join(['ServedDraft', 'Report', *KINDS])}")
+    module, stem = KINDS[name]
+    return getattr(import_module(f"eagle3diag.report.{module}"), f"{stem}_{what}")(result)
 
 
 def _served_of(result: Any) -> ServedDraft:
@@ -66,7 +83,7 @@ def png(figure: Figure) -> bytes:
     """The figure as PNG bytes, the same for the same result."""
     import matplotlib
 
-    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+    with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
@@ -74,10 +91,8 @@ def png(figure: Figure) -> bytes:
 
 def caption(result: object) -> str:
     """The sentence under the picture: what it shows, and the finding."""
-    if type(result).__name__ == "WeightDiff":
-        from eagle3diag.report.figures_weights import caption as of_weights
-
-        return of_weights(result)
+    if type(result).__name__ in KINDS:
+        return str(_drawn(result, "caption"))
     served = _served_of(result)
     parts = components(served)
     bad = [f"{p.name} ({p.note})" for p in parts if p.state in ("lost", "skipped")]
@@ -89,10 +104,8 @@ def caption(result: object) -> str:
 
 def alt(result: object) -> str:
     """The picture in words, for those who cannot see it."""
-    if type(result).__name__ == "WeightDiff":
-        from eagle3diag.report.figures_weights import alt as of_weights
-
-        return of_weights(result)
+    if type(result).__name__ in KINDS:
+        return str(_drawn(result, "alt"))
     served = _served_of(result)
     taps = served.aux.prefill_hf
     where = f"target states HF {', '.join(map(str, taps))}" if taps else "target states unknown"
@@ -206,7 +219,7 @@ def _served(served: ServedDraft) -> Figure:
 
     rows = max(3, len(layers))
     top = max(4.0, 0.9 * rows + 0.9)
-    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+    with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         figure: Figure
         figure, ax = picture(11.4, top + 1.6)
         ax.set_xlim(0, 11.4)
@@ -268,4 +281,25 @@ def picture(wide: float, tall: float) -> tuple[Any, Any]:
     FigureCanvasAgg(figure)
     ax = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     ax.set_axis_off()
+    return figure, ax
+
+
+def chart(wide: float, tall: float, title: str, *, left: float = 0.75, right: float = 0.25, bottom: float = 0.6) -> tuple[Any, Any]:
+    """A figure with one framed axes and a title over it; call it, and draw, under ``matplotlib.rc_context(RC)``.
+
+    Args:
+        wide, tall: size in inches.
+        title: what is shown, in a few words.
+        left, right, bottom: room for labels, in inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    top = 0.45
+    ax = figure.add_axes((left / wide, bottom / tall, 1 - (left + right) / wide, 1 - (bottom + top) / tall))
+    figure.text(0.15 / wide, 1 - 0.25 / tall, title, fontsize=11.5, fontweight="bold", va="center", parse_math=False)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
     return figure, ax

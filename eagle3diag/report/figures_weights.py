@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from eagle3diag.weights.diff import WeightDiff
 
-__all__ = ["alt", "caption", "weight_map"]
+__all__ = ["diff_alt", "diff_caption", "diff_plot"]
 
 ROWS = 40
 LOW, HIGH = -6.0, 0.5  #: log10 of the relative change at the ends of the scale
@@ -56,7 +56,7 @@ def _length(row: Row) -> float:
     return 0.0 if row.relative <= 0 else min(1.0, max(0.02, (math.log10(row.relative) - LOW) / (HIGH - LOW)))
 
 
-def weight_map(result: object) -> Figure:
+def diff_plot(result: object) -> Figure:
     """The picture of a ``WeightDiff``.
 
     Raises:
@@ -64,7 +64,7 @@ def weight_map(result: object) -> Figure:
     """
     import matplotlib
 
-    from eagle3diag.report.figures import _RC, picture
+    from eagle3diag.report.figures import RC, picture
 
     diff: WeightDiff = result  # type: ignore[assignment]
     every = rows(diff)
@@ -74,7 +74,7 @@ def weight_map(result: object) -> Figure:
     shown = sorted(worst, key=lambda r: _order(r.name))
     tall = len(shown) + 2.6
     figure: Figure
-    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+    with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         figure, ax = picture(11.4, 0.27 * tall + 0.3)
         ax.set_xlim(0, 11.4)
         ax.set_ylim(tall, 0)
@@ -95,7 +95,7 @@ def weight_map(result: object) -> Figure:
     return figure
 
 
-def caption(result: object) -> str:
+def diff_caption(result: object) -> str:
     """What the map shows, and the largest change in words."""
     diff: WeightDiff = result  # type: ignore[assignment]
     every = rows(diff)
@@ -111,7 +111,7 @@ def caption(result: object) -> str:
     return f"Tensors in the order data flows through the draft. {'; '.join(told)}.{cut}"
 
 
-def alt(result: object) -> str:
+def diff_alt(result: object) -> str:
     """The map in words: every tensor that is not equal."""
     diff: WeightDiff = result  # type: ignore[assignment]
     odd = [f"{escaped(r.name)}: {r.note}" for r in rows(diff) if r.kind != "same"]

@@ -14,12 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import AuxIds, Checkpoint, Dialect, DraftSpec
+    from eagle3diag.draft.agreement import Agreement
+    from eagle3diag.draft.ranking import WiringRanking
     from eagle3diag.engines.model import AuxCapture, ServedDraft
+    from eagle3diag.hidden.capture import Capture
+    from eagle3diag.hidden.model import HiddenDump
+    from eagle3diag.hidden.norms import NormProfile
+    from eagle3diag.report.acceptance import EngineAcceptance
     from eagle3diag.rules.model import Report
     from eagle3diag.weights.convert import Conversion
     from eagle3diag.weights.diff import WeightDiff
 
-__all__ = ["SCHEMA", "checked", "converted", "diffed", "dumps", "inspected", "plain", "served"]
+__all__ = [
+    "SCHEMA",
+    "agreed",
+    "captured",
+    "checked",
+    "converted",
+    "diffed",
+    "dumps",
+    "inspected",
+    "plain",
+    "profiled",
+    "ranked",
+    "served",
+]
 
 SCHEMA = 1  #: of every shape here
 
@@ -144,10 +163,10 @@ def capture(aux: AuxCapture) -> dict[str, Any]:
     }
 
 
-def served(one: ServedDraft) -> dict[str, Any]:
-    """One element of the JSON list of ``serve``."""
+def served(one: ServedDraft, acceptance: EngineAcceptance | None = None) -> dict[str, Any]:
+    """One element of the JSON list of ``serve``; ``acceptance`` where a dump was given."""
     refusal = one.refused
-    return {
+    body = {
         "schema": SCHEMA,
         "engine": one.contract.engine,
         "version": one.contract.asked,
@@ -167,6 +186,7 @@ def served(one: ServedDraft) -> dict[str, Any]:
         "defaulted": dict(one.defaulted),
         "quirks": dict(one.quirks),
     }
+    return body if acceptance is None else {**body, "acceptance": acceptance.to_dict()}
 
 
 def diffed(diff: WeightDiff) -> dict[str, Any]:
@@ -177,3 +197,52 @@ def diffed(diff: WeightDiff) -> dict[str, Any]:
 def converted(conversion: Conversion) -> dict[str, Any]:
     """The JSON shape of ``convert``."""
     return {"schema": SCHEMA, **conversion.to_dict()}
+
+
+def dump_facts(dump: HiddenDump) -> dict[str, Any]:
+    """What a dump is, by its headers."""
+    return {
+        "path": dump.path,
+        "format": dump.format,
+        "evidence": list(dump.evidence),
+        "hidden": dump.hidden,
+        "axis": dump.axis,
+        "final_norm": dump.final_norm,
+        "slots": [{"slot": s.position, "hf": s.hf, "role": s.role, "name": s.name} for s in dump.slots],
+        "samples": len(dump.samples),
+        "issues": [{"kind": i.kind, "file": i.file, "message": i.message} for i in dump.issues],
+    }
+
+
+def profiled(dump: HiddenDump, profile: NormProfile, comparison: Any = None) -> dict[str, Any]:
+    """The JSON shape of ``norms``: the profile, what was profiled, and the comparison with a second dump where there is one."""
+    body = {"schema": SCHEMA, **profile.to_dict(), "dump": dump_facts(dump)}
+    return body if comparison is None else {**body, "comparison": comparison.to_dict()}
+
+
+def agreed(agreement: Agreement, tokens: str = "forced") -> dict[str, Any]:
+    """The JSON shape of ``agree``; ``steps`` and the lengths are those of the way of feeding asked for."""
+    body = {"schema": SCHEMA, "tokens": tokens, **agreement.to_dict()}
+    if tokens == "forced":
+        return body
+    from eagle3diag.draft.lengths import expected_lengths
+
+    lengths = expected_lengths([s.joint for s in agreement.on_policy])
+    return {
+        **body,
+        "steps": body["on_policy"],
+        "forced": body["steps"],
+        "expected_length": {str(k): round(v, 6) for k, v in lengths.items()},
+    }
+
+
+def ranked(ranking: WiringRanking) -> dict[str, Any]:
+    """The JSON shape of ``wirings``."""
+    return {"schema": SCHEMA, **ranking.to_dict()}
+
+
+def captured(capture: Capture) -> dict[str, Any]:
+    """The JSON shape of ``capture``."""
+    from dataclasses import asdict
+
+    return {"schema": SCHEMA, **asdict(capture)}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MARKS", "WORDS", "Block", "Status", "Table", "View", "count", "mark", "size", "table", "value_text"]
+__all__ = ["MARKS", "WORDS", "Block", "Status", "Table", "View", "count", "figure_text", "mark", "percent", "size", "table", "value_text"]
 
 Status = str  #: a key of MARKS
 
@@ -80,6 +80,16 @@ def size(nbytes: int) -> str:
         if n < 1000:
             return f"{n:.1f} {unit}"
     return f"{n:,.1f} PB"
+
+
+def percent(share: float | None) -> str:
+    """``35.1 %``; a dash where there is no number."""
+    return "–" if share is None or share != share else f"{100 * share:.1f} %"
+
+
+def figure_text(x: float | None, digits: int = 4) -> str:
+    """A measured number in a few significant digits; a dash where there is none."""
+    return "–" if x is None or x != x else f"{x:.{digits}g}"
 
 
 def value_text(value: Any, limit: int = 400) -> str:

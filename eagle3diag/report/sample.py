@@ -19,10 +19,11 @@ __all__ = ["Sample", "checkout", "planted", "sample", "variant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Paths of the sample draft and of its target."""
+    """Paths of the sample draft, of its target and of the target's states."""
 
     draft: str
     target: str
+    dumps: str
 
 
 def checkout() -> Path | None:
@@ -41,7 +42,7 @@ def sample() -> Sample:
     for top in tops:
         folder = top / "data_samples" / "smollm2-eagle3"
         if (folder / "draft" / "config.json").is_file():
-            return Sample(draft=str(folder / "draft"), target=str(folder / "target"))
+            return Sample(draft=str(folder / "draft"), target=str(folder / "target"), dumps=str(folder / "dumps"))
     raise UsageError("the sample draft is part of the source checkout (data_samples/), not of the wheel: run this there, or name a draft")
 
 

@@ -1,12 +1,13 @@
 """All that the given inputs allow, opened once: what the notebooks and ``report`` stand on.
 
-A ``Study`` is one draft seen by several engines: a report per engine and, with a second draft, the diff. With nothing given it is the
+A ``Study`` is one draft seen by several engines: a report per engine; with a second draft, the diff; with a dump, the norms of its states,
+the draft's agreement, and the acceptance each engine would get. With nothing given it is the
 packaged sample, so that every notebook runs as it lies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Shown
@@ -14,7 +15,11 @@ from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+    from eagle3diag.draft.agreement import Agreement
     from eagle3diag.engines.model import ServedDraft
+    from eagle3diag.hidden.model import HiddenDump
+    from eagle3diag.hidden.norms import NormProfile
+    from eagle3diag.report.acceptance import EngineAcceptance
     from eagle3diag.rules.model import Report
 
 __all__ = ["Study", "study"]
@@ -29,6 +34,9 @@ class Study(Shown):
     Attributes:
         reports: one per engine in the order asked for, never empty.
         diff: against the second draft, headers and values, or None.
+        dump: hidden states of the target, or None; ``profile`` of its norms.
+        agreement: of the draft as it was trained, on that dump; None where it cannot be told, and then ``unmeasured`` says why.
+        acceptances: one per engine.
     """
 
     checkpoint: Checkpoint
@@ -37,11 +45,28 @@ class Study(Shown):
     reports: tuple[Report, ...]
     other: Checkpoint | None = None
     diff: Any = None
+    dump: HiddenDump | None = None
+    profile: NormProfile | None = None
+    agreement: Agreement | None = None
+    acceptances: tuple[EngineAcceptance, ...] = ()
+    unmeasured: str = "No dump of hidden states given: how often the draft is right was not measured."
 
     @property
     def served(self) -> tuple[ServedDraft, ...]:
         """The draft as each engine runs it."""
         return tuple(r.case.served for r in self.reports if r.case.served is not None)
+
+    @property
+    def measures(self) -> tuple[Any, ...]:
+        """What was measured on the dump: agreement, the acceptance with each engine, the norms."""
+        return tuple(m for m in (self.agreement, *self.acceptances, self.profile) if m is not None)
+
+    @property
+    def pictures(self) -> tuple[Any, ...]:
+        """Those of ``measures`` that a picture adds something to."""
+        changed = tuple(a for a in self.acceptances if a.result is not None and a.result.change)
+        drawn = self.profile is not None and any(x.rows for x in self.profile.layers)
+        return tuple(m for m in (self.agreement, *changed, self.profile if drawn else None) if m is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """Verdict per engine, for JSON."""
@@ -69,6 +94,7 @@ def study(
     engines: str | None = None,
     launch: str | None = None,
     other: str | None = None,
+    dump: str | None = None,
     *,
     headers_only: bool = False,
 ) -> Study:
@@ -80,6 +106,7 @@ def study(
         engines: names with versions, comma-separated; None for the launch line's, or else the newest of each engine; empty for none.
         launch: a launch line; it belongs to one engine.
         other: a second draft to compare with.
+        dump: file or folder of the target's hidden states.
         headers_only: read no tensor values.
 
     Raises:
@@ -98,12 +125,33 @@ def study(
     checkpoint = open_checkpoint(draft)
     aim = None if target is None else open_target(target)
     second = None if other is None else open_checkpoint(other)
-    reports = tuple(
-        check(checkpoint, target=aim, engine=e, launch=launch, other=second, headers_only=headers_only) for e in _engines(engines, launch)
-    )
+    reports: list[Report] = []
+    states: Any = dump
+    for engine in _engines(engines, launch):
+        given: dict[str, Any] = {"target": aim, "engine": engine, "launch": launch, "other": second, "headers_only": headers_only}
+        reports.append(check(checkpoint, dump=states, **given))
+        states = reports[0].case.dump  # opened once
     changes = None
     if second is not None:
         from eagle3diag.weights.diff import diff
 
         changes = diff(checkpoint, second, values=not headers_only)
-    return Study(checkpoint=checkpoint, spec=reports[0].case.spec, target=aim, reports=reports, other=second, diff=changes)
+    found = Study(checkpoint=checkpoint, spec=reports[0].case.spec, target=aim, reports=tuple(reports), other=second, diff=changes)
+    return found if states is None else _measured(found, states)
+
+
+def _measured(study: Study, dump: HiddenDump) -> Study:
+    """The study with what the dump tells; a dump that cannot be used says why, and the rest of the study stands."""
+    from eagle3diag.draft.agreement import agree_bench
+    from eagle3diag.draft.measure import Bench
+    from eagle3diag.errors import CheckpointError
+    from eagle3diag.hidden.norms import profile
+    from eagle3diag.report.acceptance import measured
+
+    norms = profile(dump) if dump.samples else None
+    try:
+        bench = Bench.prepare(study.checkpoint, study.spec, dump, study.target)
+        own, found = agree_bench(bench, on_policy=False), measured(bench, study.served)
+    except CheckpointError as error:
+        return replace(study, dump=dump, profile=norms, unmeasured=f"The draft could not be run on the dump: {error}")
+    return replace(study, dump=dump, profile=norms, agreement=own, acceptances=found, unmeasured="")

@@ -1,8 +1,8 @@
 """Every public result as a ``View``, and from that as text for a terminal, HTML for a notebook, or a table for pandas.
 
 ``display.Shown`` asks here when a result is printed, so results themselves know nothing of rendering. The functions per noun stand in
-``views_checkpoint``, ``views_engines``, ``views_weights`` and ``views_report``; the noun is told by its class name, which
-spares importing the rooms a result does not come from.
+``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the noun is told
+by its class name, which spares importing the rooms a result does not come from.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ KINDS = {
     "ValueChange": ("views_weights", "change"),
     "TensorStats": ("views_weights", "stats"),
     "Conversion": ("views_weights", "conversion"),
+    "HiddenDump": ("views_hidden", "dump"),
+    "NormProfile": ("views_hidden", "profile"),
+    "TokenNorms": ("views_hidden", "tokens"),
+    "Capture": ("views_hidden", "capture"),
+    "Agreement": ("views_draft", "agreement"),
+    "WiringRanking": ("views_draft", "ranking"),
+    "ServedAcceptance": ("views_draft", "acceptance"),
+    "EngineAcceptance": ("views_draft", "engine"),
+    "GreedyLoop": ("views_draft", "loop"),
     "Report": ("views_report", "report"),
     "Study": ("views_report", "study"),
 }

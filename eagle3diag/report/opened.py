@@ -1,0 +1,72 @@
+"""A draft, its target and a dump, opened for measuring: what ``agree`` and ``wirings`` and their notebooks stand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eagle3diag.errors import UsageError
+
+if TYPE_CHECKING:
+    from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+    from eagle3diag.engines.model import ServedDraft
+    from eagle3diag.hidden.model import HiddenDump
+
+__all__ = ["Opened", "opened"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What was opened; nothing has been computed."""
+
+    checkpoint: Checkpoint
+    spec: DraftSpec
+    dump: HiddenDump
+    target: TargetSpec | None = None
+
+    def served(self, engines: str) -> tuple[ServedDraft, ...]:
+        """The draft as each engine runs it.
+
+        Args:
+            engines: names with versions, comma-separated.
+
+        Raises:
+            UsageError: an engine nobody knows.
+        """
+        from eagle3diag.engines.serve import serve
+
+        names = dict.fromkeys(e.strip() for e in engines.split(",") if e.strip())
+        return tuple(serve(self.checkpoint, engine=e, target=self.target, spec=self.spec) for e in names)
+
+
+def opened(draft: str | None = None, dump: str | None = None, target: str | None = None) -> Opened:
+    """Open all three.
+
+    Args:
+        draft: path; None for the packaged sample, which brings its own target and dumps.
+        dump: file or folder of hidden states.
+        target: folder of the target, or of its config and rows.
+
+    Raises:
+        CheckpointError: an input cannot be read.
+        UsageError: a draft without a dump, or no sample here.
+    """
+    from eagle3diag.checkpoint.open import open_checkpoint
+    from eagle3diag.checkpoint.spec import draft_spec, resolved
+    from eagle3diag.hidden.dumps import open_dump
+
+    if draft is None:
+        from eagle3diag.report.sample import sample
+
+        paths = sample()
+        draft, target, dump = paths.draft, target or paths.target, dump or paths.dumps
+    if dump is None:
+        raise UsageError("no dump given: name a file or folder of the target's hidden states")
+    checkpoint = open_checkpoint(draft)
+    spec, aim = draft_spec(checkpoint), None
+    if target is not None:
+        from eagle3diag.checkpoint.target import open_target
+
+        aim = open_target(target)
+        spec = resolved(spec, aim.num_layers.value)
+    return Opened(checkpoint=checkpoint, spec=spec, dump=open_dump(dump), target=aim)
