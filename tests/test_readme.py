@@ -74,6 +74,6 @@ def test_nothing_names_a_machine() -> None:
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
-    command = re.findall(r"^python -m pip install '\.\[test\]' && (python -m pytest .*)$", README, flags=re.M)
+    command = re.findall(r"^python -m pip install '\.\[test,parity\]' && .* && (python -m pytest .*)$", README, flags=re.M)
     assert len(command) == 1
     assert command[0] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
