@@ -1,8 +1,8 @@
 """Norms token by token in one sample: where the sink sits, where rows are broken, and what a profile averages over.
 
-A norm profile keeps means; this keeps every token of one sample, which is what a picture of layers against tokens needs. A token counts as a
-sink where its norm is at least ten times the median of its slot: massive activations stand at the first token in most models, and at
-a delimiter in some (Sun et al. 2024, "Massive Activations in Large Language Models").
+A norm profile keeps means; this keeps every token of one sample, which is what a picture of layers against tokens needs. A token
+counts as a sink where its norm is at least ten times the median of its slot: massive activations stand at the first token in most
+models, and at a delimiter in some (Sun et al. 2024, "Massive Activations in Large Language Models").
 """
 
 from __future__ import annotations

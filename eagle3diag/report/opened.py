@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
     from eagle3diag.engines.model import ServedDraft
     from eagle3diag.hidden.model import HiddenDump
+    from eagle3diag.rules.model import Report
 
-__all__ = ["Opened", "opened"]
+__all__ = ["Opened", "dump_verdict", "opened"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,38 @@ class Opened:
 
         names = dict.fromkeys(e.strip() for e in engines.split(",") if e.strip())
         return tuple(serve(self.checkpoint, engine=e, target=self.target, spec=self.spec) for e in names)
+
+    def judged(self, *families: str) -> Report:
+        """The verdict of the rules on the dump and on what the draft makes of it.
+
+        Args:
+            families: rule codes or families; DMP and AGR where none is named.
+        """
+        from eagle3diag.rules.case import check
+
+        return check(self.checkpoint, target=self.target, dump=self.dump, select=families or ("DMP", "AGR"))
+
+
+def dump_verdict(dump: HiddenDump, draft: str | None = None, target: str | None = None) -> tuple[Report, ...]:
+    """The DMP rules on a dump, as one report; none where it cannot be told which draft it is meant for.
+
+    Args:
+        dump: opened.
+        draft: path; None for the packaged one where ``dump`` is the packaged sample's.
+        target: folder of the target.
+    """
+    from eagle3diag.report.sample import sample
+    from eagle3diag.rules.case import check
+
+    if draft is None:
+        try:
+            paths = sample()
+        except UsageError:
+            return ()
+        if paths.dumps != dump.path:
+            return ()
+        draft, target = paths.draft, target or paths.target
+    return (check(draft, target=target, dump=dump, select=("DMP",)),)
 
 
 def opened(draft: str | None = None, dump: str | None = None, target: str | None = None) -> Opened:

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from eagle3diag.checkpoint.model import Checkpoint, TensorInfo
+    from eagle3diag.hidden.model import HiddenDump, SampleRef
+    from eagle3diag.hidden.model import Sample as States
 
-__all__ = ["Sample", "checkout", "planted", "sample", "variant"]
+__all__ = ["Sample", "checkout", "late", "planted", "sample", "variant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +101,21 @@ def variant(checkpoint: Checkpoint) -> Checkpoint:
         rename=lambda n: n.replace("layers.0.", "midlayer.", 1),
         config={"rope_theta": 10000.0},
     )
+
+
+def late(dump: HiddenDump) -> HiddenDump:
+    """The second dump that the hidden-states notebook shows by default: the same texts, every layer taken one late under its old name.
+
+    Only layers whose neighbour the dump holds can be shown so; the others are left out. A dump without neighbours comes back as it is.
+    """
+    at = {s.hf: s.position for s in dump.aux if s.hf is not None}
+    source = {s.position: at[s.hf + 1] for s in dump.aux if s.hf is not None and s.hf + 1 in at}
+    if not source:
+        return dump
+    kept = tuple(s for s in dump.slots if s.position in source or s.role == "final")
+
+    def read(ref: SampleRef) -> States:
+        whole = dump.read(ref)
+        return replace(whole, states={s.position: whole.states[source.get(s.position, s.position)] for s in kept})
+
+    return replace(dump, path="the same texts with every layer taken one late", slots=kept, loader=read)
