@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -357,7 +358,7 @@ def _shortened(sample: Sample, answer: int | None) -> Sample:
     if stop >= len(sample.token_ids):
         return sample
     names = ("token_ids", "loss_mask", "target_argmax", "topk_ids", "topk_logprobs", "logsumexp")
-    parts = {n: None if (v := getattr(sample, n)) is None else v[:stop] for n in names}
+    parts: dict[str, Any] = {n: None if (v := getattr(sample, n)) is None else v[:stop] for n in names}
     return replace(sample, states={k: v[:stop] for k, v in sample.states.items()}, **parts)
 
 

@@ -58,6 +58,7 @@ MODULES = (
     "dmp",
     "dmp_slots",
     "dmp_profile",
+    "agr",
 )
 
 
