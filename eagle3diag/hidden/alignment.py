@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Scores", "Tables", "centred", "embedding_scores", "identity_scores", "normed", "prediction_scores"]
+__all__ = ["SAME", "Scores", "Tables", "centred", "embedding_scores", "identity_scores", "lookup_scores", "normed", "prediction_scores"]
 
 LEAST_PAIRS = 10
+SAME = 0.95  #: cosine with the embedding row: 1 for HF index 0, 0.0 to 0.6 for HF index 1 on
 SHIFTS = 8
 
 
@@ -171,7 +172,7 @@ def prediction_scores(states: Tensor, tokens: Tensor, good: Tensor, tables: Tabl
 
 
 def embedding_scores(states: Tensor, tokens: Tensor, good: Tensor, tables: Tables, shifts: int = SHIFTS) -> Scores:
-    """Does the state hold the embedding of its token?
+    """Does the state hold the embedding of its token, in part?
 
     Args:
         tables: with an embedding.
@@ -180,3 +181,27 @@ def embedding_scores(states: Tensor, tokens: Tensor, good: Tensor, tables: Table
     if int(known.sum()) < LEAST_PAIRS or int(good.sum()) < LEAST_PAIRS or states.shape[1] != rows.shape[1]:
         return Scores({})
     return _diagonals(centred(states, good), rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30), good, known, 0, shifts)
+
+
+def lookup_scores(states: Tensor, tokens: Tensor, good: Tensor, tables: Tables, shifts: int = SHIFTS) -> Scores:
+    """Is the state the embedding row of its token, as HF index 0 must be? Nothing where it is at no shift (DMP606 asks what it is then).
+
+    Args:
+        tables: with an embedding.
+    """
+    import torch
+
+    rows, known = _rows(tables, tokens, head=False)
+    if states.shape[1] != rows.shape[1]:
+        return Scores({})
+    x, n = torch.nan_to_num(states.float()), len(tokens)
+    out: dict[int, float] = {}
+    for s in range(-shifts, shifts + 1):
+        low, high = max(0, -s), n - max(0, s)
+        both = good[low:high] & known[low + s : high + s] if high > low else good[:0]
+        if int(both.sum()) >= LEAST_PAIRS:
+            likeness = torch.cosine_similarity(x[low:high][both], rows[low + s : high + s][both])
+            out[s] = float(likeness.median()) * int(both.sum()) ** 0.5
+            if float(likeness.median()) < SAME:
+                out[s] = min(out[s], 1.0)
+    return Scores(out if 0 in out and max(out.values()) > 1.0 else {})

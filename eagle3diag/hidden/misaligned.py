@@ -8,10 +8,10 @@ shift of one ahead alone proves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from eagle3diag.hidden.alignment import Scores, Tables, embedding_scores, identity_scores, prediction_scores
+from eagle3diag.hidden.alignment import Scores, Tables, identity_scores, lookup_scores, prediction_scores
 from eagle3diag.hidden.model import Slot
 from eagle3diag.hidden.rowstats import one_thread
 from eagle3diag.hidden.scan import DumpScan, Probe
@@ -27,6 +27,7 @@ _FOREIGN = 3.0  #: below this a sample shows nothing of its own tokens
 _KNOWN = 15.0  #: what the other samples must show then
 _LEAST_ROWS = 32
 _WIDE = 64  #: how far to look where nothing near fits
+_HALVED = 128  #: rows from which halves are judged too
 
 Scorer = Callable[["Tensor", "Tensor", "Tensor", int], Scores]  #: (states, tokens, good, shifts)
 
@@ -39,6 +40,7 @@ class Misaligned:
         kind: ``shift``, ``swapped`` (they fit another sample's tokens) or ``foreign`` (they fit no sample's, where all others fit).
         shift: places by which the rows fit later tokens; -1: rows one late.
         other: the sample whose tokens they fit.
+        rows: first and last row of the half concerned, None for all.
         slots: names of the slots.
         by: the evidence: ``identity``, ``prediction`` or ``embedding``.
         fits, here: score where they fit, and where they stand.
@@ -52,6 +54,7 @@ class Misaligned:
     here: float
     shift: int = 0
     other: str = ""
+    rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +89,12 @@ def alignment(scan: DumpScan, tables: Tables | None = None, *, normed: bool = Fa
     judged: set[str] = set()
     with one_thread():
         for role in _roles(scan, tables, normed):
-            shifted = _shifted(scan, role, judged)
-            found += shifted
-            if role.ahead and role.by != "embedding" or role.slot.role == "final":
-                found += _swapped(scan, role, {m.sample for m in shifted})
+            whole = (role.ahead and role.by != "embedding") or role.slot.role == "final"
+            moved = _swapped(scan, role) if whole else []
+            swapped = {m.sample for m in moved if m.kind == "swapped"} | {m.sample for m in found if m.kind == "swapped"}
+            shifted = _shifted(scan, role, judged, swapped)
+            elsewhere = {m.sample for m in shifted}
+            found += [*(m for m in moved if m.kind == "swapped" or m.sample not in elsewhere), *shifted]
     return Alignment(judged=len(judged), found=tuple(_together(found)))
 
 
@@ -98,7 +103,7 @@ def _roles(scan: DumpScan, tables: Tables | None, normed: bool) -> Iterable[_Rol
     if tables is not None and tables.embedding is not None:
 
         def embeds(x: Tensor, t: Tensor, good: Tensor, n: int) -> Scores:
-            return embedding_scores(x, t, good, tables, n)
+            return lookup_scores(x, t, good, tables, n)
 
         for slot in scan.dump.slots:
             if slot.hf == 0:
@@ -139,21 +144,26 @@ def _wrong(s: Scores, scale: float, ahead: bool) -> bool:
     return s.top / scale >= _SURE and s.now < _RIVAL * s.top
 
 
-def _shifted(scan: DumpScan, role: _Role, judged: set[str]) -> list[Misaligned]:
+def _shifted(scan: DumpScan, role: _Role, judged: set[str], swapped: set[str]) -> list[Misaligned]:
     found: list[Misaligned] = []
     weak: list[tuple[Probe, Scores]] = []
     for p in scan.probes:
+        if p.name in swapped:
+            judged.add(p.name)
+            continue
         x = p.states[role.slot.position]
         s = role.score(x, p.token_ids, p.good, 8)
         if not s.by_shift:
             continue
-        if s.top < _SURE and len(p.token_ids) > 2 * _WIDE:
+        if (s.best or s.top < 2 * _SURE) and len(p.token_ids) > 2 * _WIDE:
             far = role.score(x, p.token_ids, p.good, _WIDE)
-            s = far if far.top >= 2 * _SURE else s
+            s = far if far.top >= 2 * _SURE and far.top > 1.2 * s.top else s
         if s.top >= _SURE:
             judged.add(p.name)
             if _wrong(s, 1.0, role.ahead):
                 found.append(_shift(p.name, role, s))
+            elif s.best == 0 and len(p.token_ids) >= _HALVED:
+                found += _from_the_middle(p, role)
         else:
             weak.append((p, s))
     if not found and len(weak) > 1:  # too short each, together perhaps not
@@ -163,6 +173,16 @@ def _shifted(scan: DumpScan, role: _Role, judged: set[str]) -> list[Misaligned]:
             if _wrong(total, len(weak) ** 0.5, role.ahead):
                 found += [_shift(p.name, role, total) for p, _ in weak]
     return found
+
+
+def _from_the_middle(p: Probe, role: _Role) -> list[Misaligned]:
+    """Rows that are out of place in one half of a sample only: a request was cut into pieces and put together wrongly."""
+    x, n = p.states[role.slot.position], len(p.token_ids)
+    for part in (slice(0, n // 2), slice(n // 2, n)):
+        s = role.score(x[part], p.token_ids[part], p.good[part], 8)
+        if _wrong(s, 1.0, role.ahead):
+            return [replace(_shift(p.name, role, s), rows=(part.start, part.stop - 1))]
+    return []
 
 
 def _shift(name: str, role: _Role, s: Scores) -> Misaligned:
@@ -188,8 +208,8 @@ def _common(a: Tensor, b: Tensor) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _swapped(scan: DumpScan, role: _Role, shifted: set[str]) -> list[Misaligned]:
-    probes = [p for p in scan.probes if p.name not in shifted]
+def _swapped(scan: DumpScan, role: _Role) -> list[Misaligned]:
+    probes = scan.probes
     if len(probes) < 2:
         return []
     start = {p.name: min(max(_common(p.token_ids, q.token_ids) for q in probes if q is not p), len(p.token_ids) // 2) for p in probes}
@@ -226,7 +246,7 @@ def _together(found: Iterable[Misaligned]) -> Iterable[Misaligned]:
     for m in found:
         groups.setdefault((m.sample, m.kind, m.shift, m.other), []).append(m)
     for (sample, kind, shift, other), members in groups.items():
-        best = max(members, key=lambda m: m.fits - m.here)
+        best = max(members, key=lambda m: (m.rows is None, m.fits - m.here))
         slots = tuple(dict.fromkeys(n for m in members for n in m.slots))
         yield Misaligned(
             sample=sample,
@@ -237,4 +257,5 @@ def _together(found: Iterable[Misaligned]) -> Iterable[Misaligned]:
             here=best.here,
             shift=shift,
             other=other,
+            rows=best.rows,
         )

@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from eagle3diag.hidden.alignment import Tables, embedding_scores, identity_scores, prediction_scores
 from eagle3diag.hidden.model import Slot
 from eagle3diag.hidden.rowstats import one_thread
-from eagle3diag.hidden.scan import DumpScan
+from eagle3diag.hidden.scan import DumpScan, Probe
 from eagle3diag.hidden.slotchecks import median_rms, rows_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Jump", "Rotated", "Scale", "jumps", "rotated", "scales"]
 
-_LEAST_ROWS, _LEAST_WIDTH = 48, 256
-_FLAT = 3.5  #: median kurtosis over channels: 2.9 to 3.0 when rotated, 20 to 150 otherwise
+_LEAST_ROWS, _LEAST_WIDTH = 32, 256
+_FLAT = 5.0  #: median kurtosis over channels: 2.9 to 3.0 when rotated (3.5 by blocks of 64), 20 to 150 otherwise
 _SINK, _SINK_FLAT = 4.0, 10.0  #: a sink has this many times the median norm; its kurtosis is near the width, 3 when rotated
 _LOST, _CLEAR = 6.0, 15.0  #: scores of ``alignment``: nothing fits the tables, yet tokens are clearly there
 _FACTOR = 16.0  #: regression of a slot on the one before: 0.8 to 2.5 between neighbours in a healthy stream
@@ -42,6 +38,7 @@ class Rotated:
         kurtosis: median over rows (3 for noise).
         sink: norm of the largest row over the median norm, and ``sink_kurtosis`` its kurtosis; None where there is no such row.
         lost: best score of any slot against the target's tables, None where that was not the proof.
+        samples: the samples concerned; empty for all.
     """
 
     slot: Slot
@@ -49,48 +46,57 @@ class Rotated:
     sink: float | None = None
     sink_kurtosis: float | None = None
     lost: float | None = None
+    samples: tuple[str, ...] = ()
 
 
 def rotated(scan: DumpScan, tables: Tables | None = None) -> tuple[Rotated, ...]:
-    """Slots of a rotated stream; none without proof, and none on fewer than 48 rows or 256 channels."""
-    import torch
-
+    """Slots of a rotated stream, in all samples or in some; none without proof, and none on fewer than 32 rows or 256 channels."""
     if scan.dump.hidden < _LEAST_WIDTH:
         return ()
-    flat: list[tuple[Slot, float, Tensor, Tensor]] = []
+    found = _rotated(scan, scan.probes, tables)
+    if found:
+        return found
+    some: dict[int, Rotated] = {}
+    for p in scan.probes:
+        for r in _rotated(scan, (p,), tables):
+            before = some.get(r.slot.position)
+            some[r.slot.position] = replace(before or r, samples=(*(before.samples if before else ()), p.name))
+    return tuple(some[k] for k in sorted(some))
+
+
+def _rotated(scan: DumpScan, probes: Sequence[Probe], tables: Tables | None) -> tuple[Rotated, ...]:
+    import torch
+
+    out, unproven = [], []
     for slot in scan.dump.slots:
-        if slot.hf == 0:
+        parts = [(p.states[slot.position], p.kurtosis[slot.position], p.good) for p in probes]
+        if slot.hf == 0 or sum(int(good[1:].sum()) for _, _, good in parts) < _LEAST_ROWS - 1:
             continue
-        pairs = [(p.states[slot.position], p.kurtosis[slot.position], p.good) for p in scan.probes]
-        rows = sum(int(good[1:].sum()) for _, _, good in pairs)
-        if rows < _LEAST_ROWS:
+        middle = float(torch.cat([k[1:][good[1:]] for _, k, good in parts]).median())
+        if not middle < _FLAT:
             continue
-        middle = float(torch.cat([k[1:][good[1:]] for _, k, good in pairs]).median())
-        if middle < _FLAT:
-            norms = torch.cat([x[good].float().norm(dim=-1) for x, _, good in pairs])
-            flat.append((slot, middle, norms, torch.cat([k[good] for _, k, good in pairs])))
-    if not flat:
-        return ()
-    out, open_ = [], []
-    for slot, middle, norms, kurtosis in flat:
+        norms = torch.cat([x[good].float().norm(dim=-1) for x, _, good in parts])
+        kurtosis = torch.cat([k[good] for _, k, good in parts])
         ratio = norms / norms.median()
         sinks = ratio > _SINK
         if bool(sinks.any()) and float(kurtosis[sinks].median()) < _SINK_FLAT:
             out.append(Rotated(slot=slot, kurtosis=middle, sink=float(ratio.max()), sink_kurtosis=float(kurtosis[sinks].median())))
         else:
-            open_.append((slot, middle))
-    if open_ and tables is not None:
-        lost = _lost(scan, tables)
+            unproven.append((slot, middle))
+    if out:  # one stream, one basis: what is as flat beside a proven slot is rotated too
+        out += [Rotated(slot=slot, kurtosis=middle) for slot, middle in unproven]
+    elif unproven and tables is not None:
+        lost = _lost(scan, probes, tables)
         if lost is not None:
-            out += [Rotated(slot=slot, kurtosis=middle, lost=lost) for slot, middle in open_]
+            out = [Rotated(slot=slot, kurtosis=middle, lost=lost) for slot, middle in unproven]
     return tuple(sorted(out, key=lambda r: r.slot.position))
 
 
-def _lost(scan: DumpScan, tables: Tables) -> float | None:
+def _lost(scan: DumpScan, probes: Sequence[Probe], tables: Tables) -> float | None:
     """The best score of any slot against the tables where all are noise although tokens are clearly there; None otherwise."""
     best, clear, tried = 0.0, False, False
     with one_thread():
-        for p in scan.probes:
+        for p in probes:
             for slot in scan.dump.slots:
                 x = p.states[slot.position]
                 clear = clear or identity_scores(x, p.token_ids, p.good, 1).top >= _CLEAR

@@ -22,7 +22,7 @@ __all__ = ["DumpScan", "Probe", "SlotRows", "Spans", "chosen", "scan", "spans"]
 
 _READ_AT_MOST = 2 << 30  #: bytes of states
 _ASSUMED_ROWS = 2048  #: of a sample whose header does not tell
-_PROBES, _PROBE_ROWS, _PROBE_BYTES = 16, 512, 256 << 20
+_PROBES, _PROBE_ROWS, _PROBE_BYTES = 32, 512, 256 << 20
 _WILD_SPREAD = 5.0  #: bits, standard deviation of log2|x| in a row: states 1.6 to 2.6 (1.6 if normal), random bits 9 (float16) to 73
 _FAR_NORM = 30.0  #: rows this many times above or below the median norm are looked at
 _FLAT = 3.9  #: kurtosis over channels: 3 for noise, 20 to 150 for the states of trained models

@@ -11,21 +11,32 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from eagle3diag.hidden.alignment import Tables
+from eagle3diag.hidden.alignment import SAME, Tables
 from eagle3diag.hidden.model import Slot
 from eagle3diag.hidden.scan import DumpScan, Probe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DepthOrder", "NormFact", "depth_order", "embedding_slots", "equal_slots", "median_rms", "norm_fact"]
+__all__ = [
+    "DepthOrder",
+    "NormFact",
+    "depth_order",
+    "embedding_slots",
+    "equal_slots",
+    "is_embedding",
+    "median_rms",
+    "misplaced",
+    "norm_fact",
+    "rows_of",
+]
 
 _LEAST_ROWS = 16
 _POST_MEDIAN, _POST_SPREAD = 0.05, 0.03  #: of RMS(h / w); after the norm 1 and 0.0001 in float16, 0.002 in bfloat16
 _PRE_MEDIAN, _PRE_SPREAD = 0.3, 0.06  #: before it the median is anything and the spread 0.1 to 1
 _GROWTH = 1.3  #: neighbours in depth count as told apart from this ratio of norms on
 _SLACK, _TURN = 0.02, 0.05  #: of cosines: how far far layers may exceed near ones, and how far the ends must fall behind
-_SAME = 0.95  #: cosine with the embedding row: 1 for HF index 0, 0.0 to 0.6 for HF index 1 on
+_STRANGER = 0.1  #: of cosines: by how much a slot may resemble a far layer more than its neighbours in depth
 
 
 def rows_of(scan: DumpScan, slot: Slot) -> Tensor:
@@ -90,8 +101,9 @@ class DepthOrder:
 def depth_order(scan: DumpScan, slots: Sequence[Slot], tables: Tables | None = None, *, normed: bool = False) -> DepthOrder | None:
     """The order of depth of some aux slots; None where their states do not tell it for every pair of them.
 
-    Two readings have to agree: norms grow, and states resemble those of near layers more than those of far ones (for a before b before c,
-    cosine(a, c) is below cosine(a, b) and cosine(b, c)). The final state stands at the end, taken back through its norm where it is after it.
+    Two readings have to agree: norms grow, and states resemble those of near layers more than those of far ones (for a before b
+    before c, cosine(a, c) is below cosine(a, b) and cosine(b, c)). The final state stands at the end, taken back through its norm where
+    it is after it.
 
     Args:
         tables: for the weight of the final norm.
@@ -126,6 +138,56 @@ def depth_order(scan: DumpScan, slots: Sequence[Slot], tables: Tables | None = N
     return DepthOrder(order=tuple(s.position for s in by_norm), rms=rms, cosine={s.position: like[i][-1] for i, s in enumerate(by_norm)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misplaced:
+    """Slots that resemble a far layer clearly more than the layers recorded next to theirs.
+
+    ``pairs`` are ``(slot, the layer it resembles)``, the clearest first; ``exchanged`` the two slots that put everything right once they
+    change places, None where no single exchange does.
+    """
+
+    pairs: tuple[tuple[Slot, Slot], ...]
+    exchanged: tuple[Slot, Slot] | None
+
+
+def misplaced(scan: DumpScan, slots: Sequence[Slot]) -> Misplaced | None:
+    """Whether slots are recorded under other layers' numbers; None where not.
+
+    Args:
+        slots: in recorded order of depth, four or more (with fewer every layer is a neighbour).
+    """
+    import torch
+
+    if len(slots) < 4 or any(median_rms(scan, s) is None for s in slots):
+        return None
+    states = [rows_of(scan, s) for s in slots]
+    like = [[float(torch.cosine_similarity(x, y).median()) for y in states] for x in states]
+    order = list(range(len(slots)))
+    found = _strangers(like, order)
+    if not found:
+        return None
+    exchanged = None
+    for i in order:
+        for j in order[i + 1 :]:
+            other = order[:]
+            other[i], other[j] = j, i
+            if exchanged is None and not _strangers(like, other):
+                exchanged = (slots[i], slots[j])
+    return Misplaced(pairs=tuple((slots[a], slots[b]) for _, a, b in found), exchanged=exchanged)
+
+
+def _strangers(like: list[list[float]], order: list[int]) -> list[tuple[float, int, int]]:
+    """``(margin, slot, the one it resembles)`` of slots that stand among strangers in this order, the clearest first."""
+    out = []
+    for at, i in enumerate(order):
+        near = max(like[i][order[k]] for k in (at - 1, at + 1) if 0 <= k < len(order))
+        best = max((k for k in range(len(order)) if k != at), key=lambda k: like[i][order[k]])
+        margin = like[i][order[best]] - near
+        if abs(best - at) > 1 and margin > _STRANGER:
+            out.append((margin, i, order[best]))
+    return sorted(out, reverse=True)
+
+
 def embedding_slots(scan: DumpScan, tables: Tables) -> dict[int, float]:
     """Median cosine of each aux slot's rows with the embedding of their tokens, by position; empty without tables or rows."""
     import torch
@@ -147,7 +209,7 @@ def embedding_slots(scan: DumpScan, tables: Tables) -> dict[int, float]:
 
 def is_embedding(cosine: float) -> bool:
     """Whether rows with this median cosine are the embedding."""
-    return cosine > _SAME
+    return cosine > SAME
 
 
 def equal_slots(scan: DumpScan) -> tuple[tuple[Slot, Slot], ...]:

@@ -161,10 +161,17 @@ def _slot_rows(case: Case, kind: str) -> list[dict[str, Any]]:
     dump = case.dump
     assert dump is not None
     out = []
+    moved: dict[str, list[int]] = {}
+    for shifted in evidence(case).alignment.found:
+        moved.setdefault(shifted.sample, []).append(shifted.shift)
     for s in evidence(case).scan.samples:
         for slot in dump.slots:
             rows = s.rows[slot.position]
-            hit = getattr(rows, kind)
+            hit = getattr(rows, kind).clone()
+            if kind == "zero":  # what a shift left empty belongs to the shift (DMP605)
+                for m in moved.get(s.name, ()):
+                    hit[: max(0, -m)] = False
+                    hit[len(hit) - max(0, m) :] = False
             if bool(hit.any()):
                 runs = spans(hit)
                 entry: dict[str, Any] = {
@@ -308,6 +315,7 @@ def misaligned(case: Case) -> Iterator[Finding]:
         if kind == "shift":
             n = abs(shift)
             title = f"states are {n} row{'s' if n > 1 else ''} {'late' if shift < 0 else 'early'} against the tokens in {many}"
+            title += f", rows {first.rows[0]} to {first.rows[1]} only" if first.rows is not None else ""
         elif kind == "swapped":
             title = f"{escaped(first.sample)} holds the states of {escaped(first.other)}'s tokens; {many}"
         else:
@@ -322,6 +330,7 @@ def misaligned(case: Case) -> Iterator[Finding]:
                 "score_there": first.fits,
                 "score_here": first.here,
                 "slots": list(first.slots),
+                "rows": None if first.rows is None else list(first.rows),
                 "samples": [{"sample": m.sample, "fits": m.other or m.sample, "slots": list(m.slots)} for m in members[:_LISTED]],
             },
             remedy="Fix the writer so that row t holds the state of token t of the same request, and dump again."

@@ -52,19 +52,21 @@ def profile(case: Case) -> Iterator[Finding]:
         worst = max(e.rotated, key=lambda r: (r.sink is not None, r.sink or 0))
         proof = (
             f"the sink of {worst.sink:.0f} times the usual norm has kurtosis {worst.sink_kurtosis:.1f}"
-            if worst.sink is not None
+            if worst.sink is not None and worst.sink_kurtosis is not None
             else f"nothing fits the target's tables (score {worst.lost:.1f})"
         )
+        some = f" in {share(len(worst.samples), e.scan)}" if worst.samples else ""
         yield finding(
             "DMP609",
-            f"the residual stream is rotated: kurtosis over channels {worst.kurtosis:.1f} (noise is 3) in {len(e.rotated)} of "
+            f"the residual stream is rotated{some}: kurtosis over channels {worst.kurtosis:.1f} (noise is 3) in {len(e.rotated)} of "
             f"{len(dump.slots)} slots, {proof}",
             severity=Severity.ERROR,
             evidence={
                 "slots": [
                     {"slot": r.slot.name, "hf": r.slot.hf, "kurtosis": r.kurtosis, "sink": r.sink, "sink_kurtosis": r.sink_kurtosis}
                     for r in e.rotated
-                ]
+                ],
+                "samples": list(worst.samples[:_LISTED]) or "all",
             },
             remedy="Dump from the target without rotation (R1 off), or train and serve on the rotated one alike.",
             where=escaped(worst.slot.name, 200),
@@ -109,7 +111,7 @@ def prefixes(case: Case) -> Iterator[Finding]:
     ## How it is detected
     Samples are ordered by their tokens; neighbours that share four or more first tokens are compared row by row. A relative difference
     above 0.2 in the median row is named (numerics of other batches and kernels stay below a few hundredths). Runs of one token (image
-    placeholders, padding) end the prefix. Samples that DMP602 to DMP605 blame are left out.
+    placeholders, padding) end the prefix. Samples that DMP602 to DMP605 or DMP609 blame are left out.
 
     ## How to fix it
     Compute one of the two alone and compare; turn prefix caching off when dumping.
@@ -120,10 +122,11 @@ def prefixes(case: Case) -> Iterator[Finding]:
     ## Source
     speculators#279, sgl-jax#334.
     """
+    from eagle3diag.hidden.normchecks import jumps
     from eagle3diag.hidden.tokenchecks import conflicts
 
     e = evidence(case)
-    found, pairs = conflicts(e.scan, e.damaged)
+    found, pairs = conflicts(e.scan, e.damaged | {j.sample for j in jumps(e.scan)})
     if not pairs:
         raise NotJudged("no two samples share their first tokens")
     if not found:

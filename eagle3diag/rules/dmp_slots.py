@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eagle3diag.errors import escaped
-from eagle3diag.rules.aux_view import shown
+from eagle3diag.rules.aux_view import matches_default, shown, view_of
 from eagle3diag.rules.dmp_view import Evidence, evidence, names, share
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.registry import NotJudged, finding, rule
@@ -87,8 +87,10 @@ def _missing(case: Case) -> Iterator[Finding]:
     dump, spec = case.dump, case.spec
     assert dump is not None
     there = tuple(s.hf for s in dump.aux if s.hf is not None)
-    readings = [tuple(spec.wiring.aux_layers)] if spec.wiring.aux_layers else []
-    readings += [r.hf for r in spec.aux.readings] if not spec.aux.settled else []
+    view = view_of(case)
+    readings = [tuple(view.meant)] if view.meant else []
+    if not view.settled and not matches_default(view):
+        readings += [r.hf for r in view.ids.readings]
     layers = case.target.num_layers.value if case.target is not None else None
     beyond = [k for k in there if k < 0 or (layers is not None and k > layers)]
     if beyond:
@@ -162,8 +164,22 @@ def _embedding(case: Case, e: Evidence, wanted: tuple[int, ...] | None, labelled
 
 
 def _order(e: Evidence, labelled: bool) -> Iterator[Finding]:
-    if e.depth is None or e.depth.seen is None or not e.depth.wrong:
+    if e.depth is None or not e.depth.wrong:
         return
+    odd = e.depth.misplaced
+    if odd is not None:
+        slot, like = odd.pairs[0]
+        facts = [{"slot": a.name, "hf": a.hf, "resembles": b.name, "which_is_hf": b.hf} for a, b in odd.pairs]
+        if odd.exchanged is not None:
+            one, two = (escaped(s.name) for s in odd.exchanged)
+            title, slot = f"{one} and {two} hold each other's layer: each resembles the other's neighbours", odd.exchanged[0]
+        else:
+            title = (
+                f"{escaped(slot.name)} resembles {escaped(like.name)} more than the layers next to it: it holds another layer than recorded"
+            )
+        yield _slots(title, {"slots": facts, "exchanged": odd.exchanged and [s.name for s in odd.exchanged]}, slot.name)
+        return
+    assert e.depth.seen is not None
     seen, meant = e.depth.seen, e.depth.meant
     name = {s.position: s.name for s in e.scan.dump.slots}
     yield _slots(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.misaligned import Alignment
     from eagle3diag.hidden.normchecks import Rotated
     from eagle3diag.hidden.scan import DumpScan, Spans
-    from eagle3diag.hidden.slotchecks import DepthOrder, NormFact
+    from eagle3diag.hidden.slotchecks import DepthOrder, Misplaced, NormFact
 
 __all__ = ["Evidence", "evidence", "names", "row_words", "share"]
 
@@ -29,11 +29,14 @@ class Depth:
 
     meant: tuple[int, ...]
     seen: DepthOrder | None = None
+    misplaced: Misplaced | None = None
 
     @property
     def wrong(self) -> bool:
         """The states contradict the record."""
-        return self.seen is not None and self.seen.order != tuple(p for p in self.meant if p in self.seen.rms)
+        return self.misplaced is not None or (
+            self.seen is not None and self.seen.order != tuple(p for p in self.meant if p in self.seen.rms)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,14 @@ class Evidence:
 
     @property
     def damaged(self) -> frozenset[str]:
-        """Samples some rows of which are not the states of their tokens."""
+        """Samples some rows of which are not the states of their tokens, or not in the basis of the others."""
         rotten = {s.name for s in self.scan.samples if not s.whole or any(bool((~r.good).any()) for r in s.rows.values())}
-        return self.alignment.samples | rotten
+        return self.alignment.samples | rotten | self.turned
+
+    @property
+    def turned(self) -> frozenset[str]:
+        """Samples that are rotated although others are not."""
+        return frozenset(n for r in self.rotated for n in r.samples)
 
 
 #: the last case judged, with its evidence: the rules of one report ask for the same one after another
@@ -84,27 +92,30 @@ def evidence(case: Case) -> Evidence:
     tables = _tables(case)
     norm = None if tables is None else norm_fact(seen, tables)
     status = norm.status if norm is not None and norm.status != "unknown" else case.dump.final_norm
+    placed, turned = alignment(seen, tables, normed=status == "post"), rotated(seen, tables)
+    elsewhere = {n for r in turned for n in r.samples}  # in another basis nothing fits the tables: DMP609 speaks
     found = Evidence(
         scan=seen,
         tables=tables,
         norm=norm,
         normed=status == "post",
         depth=_depth(case, seen, tables, status == "post"),
-        alignment=alignment(seen, tables, normed=status == "post"),
-        rotated=rotated(seen, tables),
+        alignment=replace(placed, found=tuple(m for m in placed.found if m.kind != "foreign" or m.sample not in elsewhere)),
+        rotated=turned,
     )
     _LAST[:] = [(case.dump, case.target, found)]
     return found
 
 
 def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool) -> Depth | None:
-    from eagle3diag.hidden.slotchecks import depth_order
+    from eagle3diag.hidden.slotchecks import depth_order, misplaced
 
     aux = [s for s in scan.dump.aux if s.hf != 0]
+    odd: Misplaced | None = None
     wanted = case.spec.wiring.aux_layers
     if aux and all(s.hf is not None for s in aux):
         aux.sort(key=lambda s: s.hf or 0)
-        judged = _spread(aux)
+        judged, odd = _spread(aux), misplaced(scan, aux)
     elif wanted and len(wanted) == len(aux):
         if 0 in wanted:
             return None
@@ -112,7 +123,7 @@ def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool
         judged = aux
     else:
         judged = aux
-    return Depth(meant=tuple(s.position for s in aux), seen=depth_order(scan, judged, tables, normed=normed))
+    return Depth(meant=tuple(s.position for s in aux), seen=depth_order(scan, judged, tables, normed=normed), misplaced=odd)
 
 
 def _spread(aux: list[Slot]) -> list[Slot]:
