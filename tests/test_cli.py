@@ -211,6 +211,72 @@ def test_convert_writes_beside_and_never_into(run: Run, draft: Path, tmp_path: P
     assert "elsewhere" in run.refused("convert", draft, tmp_path / "x", "--to", "elsewhere")
 
 
+SAMPLE = ROOT / "data_samples" / "smollm2-eagle3"
+MEASURED = (SAMPLE / "draft", SAMPLE / "dumps" / "sample_0.safetensors", "--target", SAMPLE / "target")
+
+
+def test_norms(run: Run) -> None:
+    body = run.json("norms", SAMPLE / "dumps")
+    assert (body["schema"], body["samples"], body["tokens"]) == (1, 3, 576)
+    assert [x["hf"] for x in body["layers"]] == [0, 1, 2, 3, 14, 15, 16, 26, 27, 28, None]
+    assert {"hf", "slot", "l2_mean", "rms_mean", "max_abs"} <= set(body["layers"][0])
+    assert body["dump"]["format"] == "portable"
+    status, out, err = run("norms", SAMPLE / "dumps", "--full")
+    assert (status, err) == (0, "")
+    assert "the first token is a sink" in " ".join(out.split())
+    assert "kurtosis" in out
+
+
+def test_norms_on_several_processes_are_the_same(tmp_path: Path) -> None:
+    one, two = (process("norms", SAMPLE / "dumps", "--format", "json", *more, cwd=tmp_path) for more in ((), ("--workers", "2")))
+    assert one.stderr == two.stderr == ""
+    assert one.stdout == two.stdout
+
+
+def test_agree(run: Run) -> None:
+    body = run.json("agree", *MEASURED, "--steps", "2")
+    assert (body["schema"], body["tokens"], body["rows"]) == (1, "forced", body["steps"][0]["n"])
+    assert [s["step"] for s in body["steps"]] == [0, 1]
+    assert {"joint", "conditional", "marginal", "expected_acceptance", "kl"} <= set(body["steps"][0])
+    assert set(body["expected_length"]) == {"1", "2"}
+    assert body["expected_length"]["2"] == pytest.approx(1 + body["steps"][0]["joint"] + body["steps"][1]["joint"], abs=1e-5)
+    own = run.json("agree", *MEASURED, "--steps", "2", "--tokens", "on-policy")
+    assert own["steps"][0]["marginal"] == body["steps"][0]["marginal"]
+    assert own["steps"][1]["marginal"] < own["forced"][1]["marginal"]
+
+
+def test_wirings(run: Run) -> None:
+    body = run.json("wirings", *MEASURED, "--steps", "2", "--quick")
+    assert body["schema"] == 1
+    assert body["baseline"]["wiring"]["aux_layers"] == [2, 15, 27]
+    assert {"name", "change", "delta_nll", "z", "agreement", "expected_length", "group"} <= set(body["ranking"][0])
+    assert body["found"] is None
+
+
+def test_serve_with_a_dump_gives_both_acceptances(run: Run) -> None:
+    draft, dump, *target = MEASURED
+    body = run.json("serve", draft, *target, "--dump", dump, "--engine", OLD, "--engine", NEW, "--engine", "sglang==0.4.6")
+    lost, sound, refused = (b["acceptance"] for b in body)
+    assert lost["trained"]["expected_length"]["4"] - lost["served"]["expected_length"]["4"] > 0.2
+    assert lost["significant"]
+    assert sound["served"]["expected_length"] == sound["trained"]["expected_length"]
+    assert refused["served"] is None
+    assert "refuses" in refused["why"]
+    assert "acceptance" not in run.json("serve", draft, *target, "--engine", NEW)[0]
+
+
+def test_capture_refuses_before_it_loads_anything(run: Run, target: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Say hello.\n")
+    given = ("capture", target, "--text", prompts)
+    assert "-o" in run.refused(*given)
+    assert "--layers 2;15" in run.refused(*given, "-o", tmp_path / "out", "--layers", "2;15")
+    assert "checkpoint folder" in run.refused(*given, "-o", target / "out")
+    assert "give one of them" in run.refused(*given, "-o", tmp_path / "out", "--no-decode", "--decode-output", tmp_path / "two")
+    assert "nowhere" in run.refused("capture", target, "--text", "nowhere", "-o", tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "target"]
+
+
 def test_rules_lists_and_explains(run: Run) -> None:
     body = run.json("rules")
     assert [r["code"] for r in body["rules"]] == list(registry.load_all())
@@ -233,7 +299,21 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version")[1] == f"eagle3diag {__version__}\n"
     status, out, _ = run("--help")
     assert status == 0
-    for name in ("check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "notebook"):
+    for name in (
+        "check",
+        "inspect",
+        "serve",
+        "diff",
+        "convert",
+        "rules",
+        "demo",
+        "report",
+        "notebook",
+        "norms",
+        "agree",
+        "wirings",
+        "capture",
+    ):
         assert name in out
     assert "exit status" in run("check", "--help")[1]
 
@@ -259,6 +339,14 @@ def test_version_and_help(run: Run) -> None:
         (("notebook", "nothing"), "no notebook nothing: there are 01_checkpoint"),
         (("notebook", "01_checkpoint", "-p", "draft", "a", "-p", "draft", "b"), "given twice"),
         (("rules", "--fail-on", "error"), "--fail-on"),
+        (("norms", "nowhere"), "nowhere: no such file"),
+        (("norms", "x", "--workers", "0"), "no whole number from 1"),
+        (("agree", "x"), "DUMP"),
+        (("agree", "x", "y", "--steps", "0"), "no whole number from 1 to 32"),
+        (("agree", "x", "y", "--tokens", "free"), "free"),
+        (("wirings", "x", "y", "--observed", "0.4"), "no acceptance length"),
+        (("wirings", "nowhere", "y"), "nowhere"),
+        (("capture", "x", "-o", "y"), "--text"),
     ],
 )
 def test_one_line_and_status_two(run: Run, argv: tuple[str, ...], says: str) -> None:

@@ -155,7 +155,7 @@ def ranking_caption(result: object) -> str:
     ranking: WiringRanking = result  # type: ignore[assignment]
     told = ranking_view(ranking).summary
     more = len(ranking.ranking) - len(_drawn(ranking))
-    return f"{told[0].upper()}{told[1:]}.{f' The {WIRINGS} best are drawn, {more} more are worse.' if more > 0 else ''}"
+    return f"{told[0].upper()}{told[1:]}.{f' The {WIRINGS} best are drawn, {more} more were tried.' if more > 0 else ''}"
 
 
 def ranking_alt(result: object) -> str:

@@ -40,6 +40,7 @@ figcaption { color: var(--faint); }
 .e3d caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 .e3d th, .e3d td { border: 1px solid var(--line, currentColor); padding: .25rem .55rem;
   vertical-align: top; text-align: left; overflow-wrap: anywhere; }
+.e3d td.n { white-space: nowrap; }
 .e3d code { font-family: ui-monospace, monospace; font-size: .92em; overflow-wrap: anywhere; }
 .e3d .finding { border-left: .3rem solid var(--line, currentColor); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
 .e3d .error { border-color: var(--error, currentColor); }
@@ -60,6 +61,9 @@ figcaption { color: var(--faint); }
 @media (max-width: 40rem) { .e3d dl { display: block; }
   .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
 """
+
+
+_SHORT = 16
 
 
 def _safe(text: str, limit: int = 4000) -> str:
@@ -85,13 +89,19 @@ def _block(block: Block, level: int) -> str:
     return "\n".join([*lines, "</section>"])
 
 
+def _cell(text: str) -> str:
+    """A cell; what is short, numbers above all, is never broken."""
+    opening = '<td class="n">' if len(text) <= _SHORT else "<td>"
+    return f"{opening}{_safe(text, 1000)}</td>"
+
+
 def _table(one: Table) -> str:
     head = "".join(f'<th scope="col">{_safe(h)}</th>' for h in one.head)
     lines = ['<div class="wide"><table>', f"<caption>{_safe(one.caption)}</caption>", f"<thead><tr>{head}</tr></thead>", "<tbody>"]
     for k, row in enumerate(one.rows):
         status = one.status[k] if k < len(one.status) else "none"
         first = f'<th scope="row">{_sign(status) if status not in ("none", "ok") else ""}<code>{_safe(row[0], 300)}</code></th>'
-        lines.append("<tr>" + first + "".join(f"<td>{_safe(c, 1000)}</td>" for c in row[1:]) + "</tr>")
+        lines.append("<tr>" + first + "".join(_cell(c) for c in row[1:]) + "</tr>")
     lines.append("</tbody></table></div>")
     if one.more:
         lines.append(f"<p>… {_safe(one.more)}</p>")

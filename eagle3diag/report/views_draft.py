@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -120,42 +121,37 @@ def ranking_records(ranking: WiringRanking) -> list[dict[str, Any]]:
     return [r.to_dict() for r in ranking.ranking]
 
 
-def _last(lengths: dict[int, float]) -> str:
-    return f"{lengths[max(lengths)]:.2f} (k = {max(lengths)})" if lengths else "–"
+def _last(lengths: dict[int, float], steps: int) -> str:
+    """The length of the longest chain, with its k where that is not the ranking's."""
+    if not lengths:
+        return "–"
+    k = max(lengths)
+    return f"{lengths[k]:.2f}" + ("" if k == steps else f" (k = {k})")
 
 
-def _wiring(r: Ranked) -> tuple[str, ...]:
+def _wiring(r: Ranked, steps: int) -> tuple[str, ...]:
     p = f"{r.p:.1g}" if r.p < 0.1 else f"{r.p:.2f}"
-    return (
-        r.name,
-        f"{r.effect.mean:+.4f}",
-        f"{r.effect.z:.1f}",
-        p,
-        percent(r.agreement),
-        _last(r.expected_length),
-        f"{r.effect.rows:,}",
-        str(r.group),
-    )
+    numbers = (f"{r.effect.mean:+.4f}", f"{r.effect.z:.1f}", p, percent(r.agreement), _last(r.expected_length, steps))
+    return (r.name, *numbers, f"{r.effect.rows:,}", str(r.group))
 
 
 def ranking_view(ranking: WiringRanking) -> View:
     """What the dump speaks for, in one sentence; then every wiring tried, in nats against the one at hand."""
     from eagle3diag.draft.lengths import expected_lengths
 
-    lengths = expected_lengths(ranking.base_rates.joint)
-    found = ranking.found
-    small = figure_text(ranking.smallest, 2)
-    if found is None:
-        summary = (
-            f"no other wiring fits this dump better; {count(ranking.rows, 'row')} would have shown one better by {small} nats a token, "
-            f"nothing smaller (tried: {ranking.tried:,})"
-        )
+    here_length = _last(expected_lengths(ranking.base_rates.joint), ranking.steps)
+    found, rows_read = ranking.found, count(ranking.rows, "row")
+    if found is None and math.isfinite(ranking.smallest):
+        small = figure_text(ranking.smallest, 2)
+        shown = f"{rows_read} would have shown one better by {small} nats a token, nothing smaller (tried: {ranking.tried:,})"
+        summary = f"no other wiring fits this dump better; {shown}"
+    elif found is None:
+        summary = f"nothing can be said: {rows_read} are too few to tell wirings apart"
     else:
-        summary = (
-            f"another wiring fits this dump better: {found.name}. It makes the target's tokens {figure_text(-found.effect.mean, 3)} nats "
-            f"likelier (z {abs(found.effect.z):.1f}); expected length {_last(found.expected_length)} in place of {_last(lengths)}"
-        )
-    rows = [_wiring(r) for r in ranking.ranking]
+        gain = f"{figure_text(-found.effect.mean, 3)} nats likelier (z {abs(found.effect.z):.1f})"
+        lengths = f"{_last(found.expected_length, ranking.steps)} in place of {here_length}"
+        summary = f"another wiring fits this dump better: {found.name}. It makes the target's tokens {gain}; expected length {lengths}"
+    rows = [_wiring(r, ranking.steps) for r in ranking.ranking]
     at = next((i for i, r in enumerate(ranking.ranking) if r is not found and r.effect.mean >= 0), len(rows))
     here = (
         "the wiring at hand",
@@ -163,7 +159,7 @@ def ranking_view(ranking: WiringRanking) -> View:
         "–",
         "–",
         percent(ranking.base_rates.marginal[0]),
-        _last(lengths),
+        here_length,
         f"{ranking.rows:,}",
         str(ranking.base_group),
     )
@@ -174,15 +170,15 @@ def ranking_view(ranking: WiringRanking) -> View:
     return View(
         title="Wirings this dump can tell apart",
         summary=summary,
-        status="ok" if found is None else "warning",
+        status="warning" if found is not None else "ok" if math.isfinite(ranking.smallest) else "skipped",
         tables=(
             table(
                 "Best first; nats a token against the wiring at hand, less is better",
-                ("wiring", "nats", "z", "p", "first step", "length", "rows", "group"),
+                ("wiring", "nats", "z", "p", "first step", f"length, k = {ranking.steps}", "rows", "group"),
                 rows,
                 status=status,
                 limit=30,
-                rest="more, all worse",
+                rest="more",
             ),
         ),
         notes=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, View, count, figure_text, percent, table
+from eagle3diag.report.layout import Block, View, count, figure_text, table
 
 if TYPE_CHECKING:
     from eagle3diag.hidden.capture import Capture
@@ -191,10 +191,16 @@ def capture_view(capture: Capture) -> View:
         told += f" ({resumed:,} of them were there)"
     mean = max((d.mean for d in capture.decode), default=0.0)
     if capture.decode:
-        told += f"; decoding with the cache is {percent(mean)} off one prefill"
+        told += f"; decoding with the cache is off one prefill by {figure_text(mean, 2)} of its norm"
         told += f" and chose {count(capture.argmax_differs, 'other token')}" if capture.argmax_differs else ""
     rows = (
-        ("final" if d.hf is None else f"HF {d.hf}", f"{d.rows:,}", percent(d.mean), percent(d.worst), figure_text(d.cosine, 6))
+        (
+            "final" if d.hf is None else f"HF {d.hf}",
+            f"{d.rows:,}",
+            figure_text(d.mean, 2),
+            figure_text(d.worst, 2),
+            figure_text(d.cosine, 6),
+        )
         for d in capture.decode
     )
     notes = [f"States: HF {', '.join(map(str, capture.layers))}, and the last one before the final norm."]
@@ -205,7 +211,9 @@ def capture_view(capture: Capture) -> View:
         summary=told,
         status="warning" if mean > OFF else "ok",
         tables=(
-            table("Cached decoding against one prefill", ("state", "rows", "mean error", "worst error", "least cosine"), rows, limit=200),
+            table(
+                "Cached decoding against one prefill", ("state", "rows", "mean relative error", "worst", "least cosine"), rows, limit=200
+            ),
             table(
                 "Samples", ("file", "tokens", "of them prompt"), ((s.file, s.tokens, s.prompt_tokens) for s in capture.samples), limit=12
             ),
