@@ -29,6 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "target": str(SAMPLE / "target"),
         "engines": "sglang==0.5.9, vllm==0.33.0",
         "other": str(SAMPLE / "draft"),
+        "dump": str(SAMPLE / "dumps"),
     }
     notebooks.run("report", given, out)
     return out
@@ -61,7 +62,7 @@ def test_a_report_opens_alone(page: Path, browser: Any, scheme: str) -> None:
     assert "layers.0" in tab.inner_text("body")
     assert tab.evaluate("document.scripts.length") == 0
     pictures = tab.evaluate("[...document.images].map(i => [i.complete && i.naturalWidth > 0, i.alt.length])")
-    assert len(pictures) == 2
+    assert len(pictures) == 5
     assert all(shown and words > 40 for shown, words in pictures)
     ground, ink = tab.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert contrast(ground, ink) > 7

@@ -227,6 +227,13 @@ def test_norms(run: Run) -> None:
     assert "kurtosis" in out
 
 
+def test_norms_of_two_dumps(run: Run) -> None:
+    body = run.json("norms", SAMPLE / "dumps", SAMPLE / "dumps" / "sample_1.safetensors")
+    assert body["comparison"]["verdict"] == "the same states"
+    assert (body["comparison"]["samples"], body["samples"]) == (1, 3)
+    assert "the same states in both" in " ".join(run("norms", SAMPLE / "dumps", SAMPLE / "dumps")[1].split())
+
+
 def test_norms_on_several_processes_are_the_same(tmp_path: Path) -> None:
     one, two = (process("norms", SAMPLE / "dumps", "--format", "json", *more, cwd=tmp_path) for more in ((), ("--workers", "2")))
     assert one.stderr == two.stderr == ""
@@ -299,21 +306,8 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version")[1] == f"eagle3diag {__version__}\n"
     status, out, _ = run("--help")
     assert status == 0
-    for name in (
-        "check",
-        "inspect",
-        "serve",
-        "diff",
-        "convert",
-        "rules",
-        "demo",
-        "report",
-        "notebook",
-        "norms",
-        "agree",
-        "wirings",
-        "capture",
-    ):
+    known = "check inspect serve diff convert rules demo report notebook norms agree wirings capture"
+    for name in known.split():
         assert name in out
     assert "exit status" in run("check", "--help")[1]
 

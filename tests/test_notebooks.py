@@ -16,7 +16,13 @@ from eagle3diag.report.notebooks import checked, parameters
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ("01_checkpoint", "02_weight_diff", "report")
+NAMES = ("01_checkpoint", "02_weight_diff", "03_hidden_states", "04_logit_agreement", "05_engine_wiring", "report")
+SAYS = {
+    "02_weight_diff": "with other values",
+    "03_hidden_states": "the first holds layers 1 late",
+    "04_logit_agreement": "HEALTHY",
+    "05_engine_wiring": "no other wiring fits this dump better",
+}
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning:papermill")]
 
@@ -127,6 +133,7 @@ def test_a_notebook_runs_as_it_lies(name: str, elsewhere: Path) -> None:
     assert "<script" not in page
     assert "http" not in page
     assert "open_checkpoint(" not in page
+    assert "open_dump(" not in page
     assert "Optional[str]" not in page
     assert page.count("<h1") == 1
     assert page.count("<img") == page.count('<img alt="') >= 1
@@ -136,8 +143,7 @@ def test_a_notebook_runs_as_it_lies(name: str, elsewhere: Path) -> None:
     assert executed["metadata"]["eagle3diag"]["notebook"] == name
     assert all(c["execution_count"] for c in executed["cells"] if c["cell_type"] == "code")
     assert not any(o["output_type"] in ("stream", "error") for c in executed["cells"] for o in c.get("outputs", []))
-    expected = {"02_weight_diff": "with other values"}.get(name, "healthy with vllm")
-    assert expected in words(page)
+    assert SAYS.get(name, "healthy with vllm") in words(page)
 
 
 def test_a_broken_draft_makes_the_report_say_so(elsewhere: Path) -> None:
@@ -152,6 +158,36 @@ def test_a_broken_draft_makes_the_report_say_so(elsewhere: Path) -> None:
     assert "fc.weight" in said
     assert "a {draft} of mine" in said
     assert "No second draft given" in said
+
+
+SAMPLE = FOLDER.parent / "data_samples" / "smollm2-eagle3"
+
+
+def test_the_report_measures_on_a_dump(elsewhere: Path) -> None:
+    given = {"draft": str(SAMPLE / "draft"), "target": str(SAMPLE / "target"), "engines": "sglang==0.5.9"}
+    done = notebooks.run("report", {**given, "dump": str(SAMPLE / "dumps" / "sample_0.safetensors")}, "page.html")
+    page = Path(done.html).read_text(encoding="utf-8")
+    said = words(page)
+    assert "expected acceptance length" in said
+    assert "it loses" in said
+    assert "AGR706" in said
+    assert page.count('<img alt="') == 4
+    without = words(Path(notebooks.run("report", given, "other.html").html).read_text(encoding="utf-8"))
+    assert "No dump of hidden states given" in without
+
+
+def test_a_dump_of_ones_own_is_shown_and_not_judged(elsewhere: Path) -> None:
+    dump = str(SAMPLE / "dumps" / "sample_1.safetensors")
+    done = notebooks.run("03_hidden_states", {"dump": dump, "other": dump, "full": "yes"}, "page.html")
+    said = words(Path(done.html).read_text(encoding="utf-8"))
+    assert "No draft given" in said
+    assert "outlier channels" in said
+    assert "the same states in both" in said
+
+
+def test_a_draft_without_its_dump_is_told_what_is_missing(elsewhere: Path) -> None:
+    with pytest.raises(UsageError, match="no dump given"):
+        notebooks.run("04_logit_agreement", {"draft": str(SAMPLE / "draft")}, "page.html")
 
 
 def test_a_diff_of_two_drafts_names_what_changed(elsewhere: Path) -> None:

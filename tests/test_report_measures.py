@@ -22,6 +22,7 @@ from eagle3diag.errors import UsageError
 from eagle3diag.hidden.capture import Capture, CapturedSample, LayerDifference
 from eagle3diag.hidden.dumps import open_dump
 from eagle3diag.hidden.exact import ExactSum
+from eagle3diag.hidden.identity import DumpComparison, SlotMatch
 from eagle3diag.hidden.model import DumpIssue, HiddenDump, SampleRef, Slot
 from eagle3diag.hidden.norms import NormProfile, SlotProfile, profile
 from eagle3diag.hidden.tokens import TokenNorms, token_norms
@@ -180,6 +181,37 @@ def engine(**change: Any) -> EngineAcceptance:
     return EngineAcceptance(**{**fields, **change})
 
 
+def match(hf: int, best: int, error: float, shift: int = 0) -> SlotMatch:
+    """One state of a dump against another's."""
+    return SlotMatch(
+        slot=f"hidden_states.{hf}",
+        hf=hf,
+        expected=f"hidden_states.{hf}",
+        cosine=0.9,
+        error=0.4,
+        best=f"hidden_states.{best}",
+        best_hf=best,
+        best_shift=shift,
+        best_cosine=0.999,
+        best_error=error,
+        by_shift=(0.8, error, 0.8),
+    )
+
+
+def comparison(*layers: SlotMatch) -> DumpComparison:
+    """Two states one layer late, where nothing else is given."""
+    return DumpComparison(
+        a="served",
+        b="trained",
+        samples=2,
+        rows=384,
+        shifts=(-1, 0, 1),
+        layers=layers or (match(2, 3, 0.001), match(3, 14, 0.002)),
+        errors=((0.4, 0.001, 1.2), (1.3, None, 0.002)),
+        columns=("hidden_states.2", "hidden_states.3", "hidden_states.14"),
+    )
+
+
 def captured(mean: float = 1e-6) -> Capture:
     """Two texts, one of them captured before."""
     samples = tuple(CapturedSample(file=f"sample_{i}.safetensors", tokens=40, prompt_tokens=10, resumed=bool(i)) for i in range(2))
@@ -199,12 +231,13 @@ EVERY = {
     "agreement": agreement,
     "wirings": ranking,
     "wirings_sound": lambda: ranking(found=False),
+    "comparison": comparison,
     "acceptance": served,
     "engine": engine,
     "capture": captured,
     "loop": loop,
 }
-DRAWN = ("norms", "tokens", "agreement", "wirings", "wirings_sound", "acceptance", "engine")
+DRAWN = ("norms", "tokens", "comparison", "agreement", "wirings", "wirings_sound", "acceptance", "engine")
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -289,6 +322,13 @@ def test_an_acceptance_is_judged_by_what_is_lost() -> None:
     assert refused.status == "error"
     assert "refuses" in refused.summary
     assert views.view(engine(result=None, why="the dump holds no HF 3")).status == "skipped"
+
+
+def test_a_token_late_is_shown_beside_the_state() -> None:
+    moved = comparison(match(2, 2, 0.001, 1), match(3, 3, 0.5))
+    assert "HF 2 is HF 2, 1 late" in figures.alt(moved)
+    assert "HF 3 no match" in figures.alt(moved)
+    assert list(views.view(moved).tables[0].status) == ["error", "error"]
 
 
 def test_a_cache_that_differs_is_a_warning() -> None:
@@ -383,6 +423,23 @@ def test_a_dump_is_judged_where_its_draft_is_known() -> None:
     (verdict,) = dump_verdict(known)
     assert verdict.verdict == "healthy"
     assert dump_verdict(replace(known, path="elsewhere")) == ()
+
+
+def test_the_comparison_reads_the_shift_off_the_sample() -> None:
+    from eagle3diag.hidden.identity import compare
+
+    first = open_dump(sample().dumps)
+    found = compare(late(first), first)
+    assert found.layer_shift == 1
+    view = views.view(found)
+    assert view.status == "error"
+    assert "layers 1 late" in view.summary
+    row = next(r for r in view.tables[0].rows if r[0] == "HF 15")
+    assert (row[1], row[4]) == ("HF 15", "HF 16")
+    assert "HF 15 is HF 16" in figures.alt(found)
+    same = views.view(compare(first, first))
+    assert same.status == "ok"
+    assert same.summary.startswith("the same states in both")
 
 
 def test_a_draft_without_a_dump_is_refused() -> None:

@@ -131,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     p = command("norms", "measures", "profile the states of a dump layer by layer, or compare it with another dump")
     p.add_argument("dump", metavar="DUMP", help="file or folder of hidden states")
-    p.add_argument("other", metavar="OTHER", nargs="?", help="a second dump of the same texts: is it the same layers, the same tokens?")
+    p.add_argument("other", metavar="OTHER", nargs="?", help="one to hold it against, of the same texts: same layers, same tokens?")
     p.add_argument("--full", action="store_true", help="kurtosis and outlier channels too, at a few times the cost")
     p.add_argument("--workers", metavar="N", type=_number(1, 512), action=_Once, help="processes to read with (default: this one)")
 

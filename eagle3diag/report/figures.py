@@ -27,6 +27,7 @@ KINDS = {
     "WeightDiff": ("figures_weights", "diff"),
     "NormProfile": ("figures_hidden", "profile"),
     "TokenNorms": ("figures_hidden", "tokens"),
+    "DumpComparison": ("figures_compare", "comparison"),
     "Agreement": ("figures_draft", "agreement"),
     "WiringRanking": ("figures_draft", "ranking"),
     "ServedAcceptance": ("figures_draft", "acceptance"),

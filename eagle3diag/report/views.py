@@ -29,6 +29,7 @@ KINDS = {
     "HiddenDump": ("views_hidden", "dump"),
     "NormProfile": ("views_hidden", "profile"),
     "TokenNorms": ("views_hidden", "tokens"),
+    "DumpComparison": ("views_hidden", "comparison"),
     "Capture": ("views_hidden", "capture"),
     "Agreement": ("views_draft", "agreement"),
     "WiringRanking": ("views_draft", "ranking"),

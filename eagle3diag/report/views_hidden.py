@@ -8,6 +8,7 @@ from eagle3diag.report.layout import Block, View, count, figure_text, table
 
 if TYPE_CHECKING:
     from eagle3diag.hidden.capture import Capture
+    from eagle3diag.hidden.identity import DumpComparison
     from eagle3diag.hidden.model import HiddenDump, Slot
     from eagle3diag.hidden.norms import NormProfile
     from eagle3diag.hidden.tokens import TokenNorms
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 __all__ = [
     "capture_records",
     "capture_view",
+    "comparison_records",
+    "comparison_view",
     "dump_records",
     "dump_view",
     "profile_records",
     "profile_view",
     "sink_text",
     "slot_name",
+    "state_name",
     "tokens_records",
     "tokens_view",
 ]
@@ -53,6 +57,12 @@ def slot_name(slot: Slot) -> str:
     if slot.role == "final":
         return "final"
     return f"slot {slot.position}" if slot.hf is None else f"HF {slot.hf}"
+
+
+def state_name(name: str) -> str:
+    """The same from the name alone: ``hidden_states.15`` is ``HF 15``."""
+    number = name.removeprefix("hidden_states.")
+    return f"HF {number}" if number != name and number.isdecimal() else "final" if name.startswith("final_") else name
 
 
 def dump_records(dump: HiddenDump) -> list[dict[str, Any]]:
@@ -170,6 +180,41 @@ def tokens_view(norms: TokenNorms) -> View:
             table("Median norm without the first token", ("state", "L2"), medians, limit=200),
         ),
     )
+
+
+def comparison_records(comparison: DumpComparison) -> list[dict[str, Any]]:
+    """One row a state of the first dump, as in the JSON output."""
+    rows: list[dict[str, Any]] = comparison.to_dict()["layers"]
+    return rows
+
+
+def comparison_view(comparison: DumpComparison) -> View:
+    """What the comparison says in one sentence; then where each state is, and where it should be."""
+    rows, status = [], []
+    for m in comparison.layers:
+        late = "0" if not m.best_shift else f"{abs(m.best_shift)} {'late' if m.best_shift > 0 else 'early'}"
+        there = (state_name(m.expected) if m.expected else "not known", figure_text(m.cosine, 4), figure_text(m.error, 2))
+        best = (state_name(m.best) if m.same else f"none (nearest {state_name(m.best)})", late, figure_text(m.best_cosine, 4))
+        rows.append((state_name(m.slot), *there, *best, figure_text(m.best_error, 2)))
+        right = m.same and not m.best_shift and m.expected in (None, m.best)
+        status.append("none" if right else "error")
+    same = comparison.verdict == "the same states"
+    head = ("first dump", "should be", "cosine", "error", "is", "tokens", "its cosine", "its error")
+    return View(
+        title=f"{comparison.a} against {comparison.b}",
+        summary=comparison.verdict if not same else f"the same states in both, within a relative error of {_worst(comparison)}",
+        status="ok" if same else "error",
+        tables=(table("State by state, in the second dump", head, rows, status=status, limit=200),),
+        notes=(
+            f"First dump: {comparison.a}. Second dump, the one to trust: {comparison.b}.",
+            f"On {count(comparison.rows, 'row')} of {count(comparison.samples, 'pair')} of samples with the same tokens, medians of rows. "
+            "Equal layers differ by hundredths at most, neighbouring ones by a tenth or more.",
+        ),
+    )
+
+
+def _worst(comparison: DumpComparison) -> str:
+    return figure_text(max((m.best_error for m in comparison.layers), default=None), 2)
 
 
 def capture_records(capture: Capture) -> list[dict[str, Any]]:
