@@ -167,7 +167,7 @@ def swapped(s: States, i: int) -> States:
 def hole(s: States, i: int) -> States:
     """NaN in one slot of one sample."""
     aux = s.aux.clone()
-    if i == 2:
+    if i == 1:
         aux[17, 1, 3] = float("nan")
     return replace(s, aux=aux)
 

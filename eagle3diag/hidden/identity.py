@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DumpComparison", "SlotMatch", "compare"]
 
-_PAIRS, _LOOKED_AT, _ROWS = 16, 256, 256
+_PAIRS, _LOOKED_AT, _ROWS, _BYTES = 16, 256, 256, 256 << 20
 _LEAST_COMMON = 8  #: tokens two samples must share to be a pair
 _SAME = 0.1  #: relative error below which two slots hold the same state
 
@@ -110,6 +110,8 @@ class DumpComparison(Shown):
             said.append(f"the first holds layers {n} {_late(self.layer_shift)} by the second's count")
         elif self.layer_shift is None and any(m.hf is not None and m.best_hf is not None for m in matched):
             said.append("slots hold other layers than recorded, by different numbers")
+        if any(m.hf is None and m.best_hf is not None for m in matched):
+            said.append(f"the first holds HF {', '.join(str(m.best_hf) for m in matched if m.best_hf is not None)} by the second's count")
         wrong = [m for m in matched if m.expected is not None and m.best != m.expected]
         if wrong and not self.layer_shift:
             said.append("slots changed places: " + ", ".join(f"{m.slot} is {m.best}" for m in wrong))
@@ -148,10 +150,12 @@ def _late(n: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pair:
-    """Rows of two samples that stand for the same tokens: [rows, hidden] by slot position."""
+    """Rows of two samples that stand for the same tokens: [rows, hidden] float32 by slot position, and their norms."""
 
     a: dict[int, Tensor]
     b: dict[int, Tensor]
+    sizes_a: dict[int, Tensor]
+    sizes_b: dict[int, Tensor]
 
 
 def compare(a: HiddenDump, b: HiddenDump, *, shifts: int = 4) -> DumpComparison:
@@ -193,12 +197,14 @@ def compare(a: HiddenDump, b: HiddenDump, *, shifts: int = 4) -> DumpComparison:
 def _pairs(a: HiddenDump, b: HiddenDump) -> Iterator[_Pair]:
     """Samples of both dumps that begin with the same tokens; a first token only one side has is passed over."""
     step = -(-len(a.samples) // _PAIRS) or 1
-    kept = [_cut(a.read(ref)) for ref in a.samples[::step]]
+    refs = a.samples[::step]
+    rows = max(32, min(_ROWS, _BYTES // max(1, len(refs) * (len(a.slots) + len(b.slots)) * a.hidden * 4)))
+    kept = [_cut(a.read(ref), rows) for ref in refs]
     used: set[int] = set()
     for ref in b.samples[:_LOOKED_AT]:
         if len(used) == len(kept):
             return
-        other = _cut(b.read(ref))
+        other = _cut(b.read(ref), rows)
         best, found = _LEAST_COMMON - 1, None
         for i, sample in enumerate(kept):
             for skip_a, skip_b in ((0, 0), (1, 0), (0, 1)):
@@ -208,14 +214,13 @@ def _pairs(a: HiddenDump, b: HiddenDump) -> Iterator[_Pair]:
         if found is not None:
             i, skip_a, skip_b = found
             used.add(i)
-            yield _Pair(
-                a={k: v[skip_a : skip_a + best] for k, v in kept[i].states.items()},
-                b={k: v[skip_b : skip_b + best] for k, v in other.states.items()},
-            )
+            x = {k: v[skip_a : skip_a + best].float() for k, v in kept[i].states.items()}
+            y = {k: v[skip_b : skip_b + best].float() for k, v in other.states.items()}
+            yield _Pair(a=x, b=y, sizes_a={k: v.norm(dim=-1) for k, v in x.items()}, sizes_b={k: v.norm(dim=-1) for k, v in y.items()})
 
 
-def _cut(sample: Sample) -> Sample:
-    rows = min([_ROWS, len(sample.token_ids), *(len(v) for v in sample.states.values())])
+def _cut(sample: Sample, most: int) -> Sample:
+    rows = min([most, len(sample.token_ids), *(len(v) for v in sample.states.values())])
     return Sample(name=sample.name, token_ids=sample.token_ids[:rows], states={k: v[:rows].clone() for k, v in sample.states.items()})
 
 
@@ -236,11 +241,11 @@ def _near(pairs: Sequence[_Pair], x: Slot, y: Slot, shift: int) -> tuple[float, 
         low, high = max(0, -shift), n - max(0, shift)
         if high - low < 2:
             continue
-        u, v = one[low:high].float(), two[low + shift : high + shift].float()
-        fine = u.isfinite().all(-1) & v.isfinite().all(-1) & (u.abs().amax(-1) > 0)
-        u, v = u[fine], v[fine]
-        cosines.append(torch.cosine_similarity(u, v))
-        errors.append((u - v).norm(dim=-1) / u.norm(dim=-1))
+        u, v = one[low:high], two[low + shift : high + shift]
+        size, other = p.sizes_a[x.position][low:high], p.sizes_b[y.position][low + shift : high + shift]
+        fine = size.isfinite() & other.isfinite() & (size > 0)
+        cosines.append((torch.einsum("ij,ij->i", u, v) / (size * other))[fine])
+        errors.append((torch.linalg.vector_norm(u - v, dim=-1) / size)[fine])
     if not sum(map(len, errors)):
         return None
     return float(torch.cat(cosines).median()), float(torch.cat(errors).median())
