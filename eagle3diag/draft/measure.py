@@ -335,9 +335,15 @@ class Bench:
         """Tokens of the target's vocabulary, as far as known."""
         return self.tables.vocab or self.weights.sizes.vocab or self.weights.sizes.draft_vocab
 
-    def all(self, wiring: Wiring, *, tokens: Tokens = "forced") -> Measured:
+    def all(self, wiring: Wiring, *, steps: int | None = None, tokens: Tokens = "forced") -> Measured:
         """One wiring on every sample."""
-        return joined([self.run(i, wiring, tokens=tokens) for i in range(len(self.samples))])
+        return joined([self.run(i, wiring, steps=steps, tokens=tokens) for i in range(len(self.samples))])
+
+    def glance(self, wiring: Wiring, *, steps: int, rows: int = 64) -> Measured:
+        """One wiring on the first ``rows`` counted rows of the first sample: the beginning of what `run` gives for it."""
+        sample, greedy = self.samples[0]
+        short = _shortened(sample, rows + self.steps)
+        return replace(self, samples=((short, greedy[: len(short.token_ids)]),)).run(0, wiring, steps=steps)
 
 
 def _marked(draft: Checkpoint, spec: DraftSpec) -> Tensor | None:

@@ -24,7 +24,7 @@ __all__ = ["Run", "better_than", "difference", "first", "race"]
 
 _BEHIND = 0.05  #: nats a wiring has to be behind the leader to leave the race
 _HOPE = 0.003  #: nats a screened wiring has to be ahead to be run on
-_MOST = 12  #: screened wirings that are run on
+_MOST = 8  #: screened wirings that are run on
 
 
 def difference(a: Measured, b: Measured) -> Tensor:
@@ -78,11 +78,12 @@ def race(
     quick: bool,
     notes: list[str],
     progress: Callable[[str], None] | None,
-    leader: Run | None = None,
 ) -> list[Run]:
     """Run candidates sample by sample while they can still win."""
-    ahead = leader or base
+    ahead = base
     runs = [Run(c, c.wiring, _screen_steps(c) if quick else bench.steps) for c in pool]
+    if quick:
+        _glance(bench, runs, base)
     for i in range(len(bench.samples)):
         alive = [r for r in runs if not r.out]
         if progress is not None:
@@ -95,13 +96,26 @@ def race(
                 assert run.candidate is not None
                 notes.append(f"not tried: {run.candidate.name}: {error}")
         alive = [r for r in runs if not r.out]
-        if leader is None and alive:
+        if alive:
             ahead = min([base, *alive], key=lambda r: _mean_gap(r, base))
         for run in alive:
             run.out = _is_out(run, base, ahead, quick)
     if quick:
-        _finish(bench, [r for r in runs if not r.out], leader or base)
+        _finish(bench, [r for r in runs if not r.out], base)
     return [r for r in runs if r.parts]
+
+
+def _glance(bench: Bench, runs: Sequence[Run], base: Run) -> None:
+    """A look at a few rows: most wirings are hopeless at once."""
+    for run in runs:
+        try:
+            run.parts.append(bench.glance(run.wiring, steps=run.steps))
+        except CheckpointError:
+            continue  # said when the first whole sample is run
+        seen = len(run.result())
+        run.out = seen > 0 and _hopeless(difference(run.result(), first(base.result(), seen)), len(base.result()) / seen)
+        if not run.out:
+            run.restart(run.steps)
 
 
 def _screen_steps(c: Candidate) -> int:

@@ -222,7 +222,7 @@ def rank_bench(
         # a second fault showed on its own, if faintly; those that only show together were tried together
         more = [_onto(bench.base, c) for c in alternatives(found.wiring, scope, pairs=False) if c.kind in hopeful]
         more = [c for c in more if c.change and all(c.wiring != r.wiring for r in chosen)]
-        further = race(bench, base, more, True, notes, progress, leader=found)
+        further = race(bench, found, more, True, notes, progress)
         chosen += further
         better = _winner(found, further, whole, scope)
         if better is None:

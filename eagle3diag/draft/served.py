@@ -112,6 +112,8 @@ def served_acceptance(bench: Bench, served: Wiring, *, dropped: Iterable[str] = 
     other = replace(bench, weights=bench.weights.without(left)) if left else bench
     if served.rope_theta is None:
         served = replace(served, rope_theta=bench.base.rope_theta)
+    if bench.weights.sizes.layers == 1:  # nothing it could decide
+        served = replace(served, deep_layer_norm=bench.base.deep_layer_norm)
     a = bench.all(bench.base) if trained is None else trained
     same = not left and not bench.base.differences(served)
     b = a if same else other.all(served)

@@ -283,11 +283,11 @@ def _merged(base: Wiring, *changed: Wiring) -> Wiring:
 
 _WORDS = {
     "aux_layers": "layers",
+    "aux_layers_verify": "layers in verify steps",
     "token_shift": "token shift",
     "state_shift": "state shift",
     "aux_norm": "norm on the states",
     "concat": "order in front of the layer",
-    "unfilled": "parameters never filled",
     "position_gap": "position gap",
     "state": "state in front of the draft",
 }
@@ -297,10 +297,18 @@ def described(base: Wiring, other: Wiring) -> str:
     """The difference in words: ``layers 2, 15, 27 in place of 3, 16, 28``."""
     parts = []
     for name, (old, new) in base.differences(other).items():
-        if name == "aux_layers_verify":
+        if name == "aux_layers_verify" and other.aux_layers_verify is None:
             continue
+        if name == "unfilled":
+            parts.append(f"{len(new)} parameters left at their start values" if new else "every parameter loaded")
+            continue
+        if name == "mapping":
+            new, old = _MAPS[new], _MAPS[old]
         parts.append(f"{_WORDS.get(name, name)} {_shown(new)} in place of {_shown(old)}")
     return "; ".join(parts) or "the same wiring"
+
+
+_MAPS = {"offset": "by d2t", "absolute": "by d2t as absolute ids", "missing": "left out", "none": "none", "t2d": "by t2d"}
 
 
 def _shown(value: Any) -> str:

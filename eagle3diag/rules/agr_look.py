@@ -121,21 +121,27 @@ def _affordable(weights: object) -> int:
 
 
 def _settle(case: Case, bench: Bench) -> None:
-    """Where the recorded ids can be read in two ways, the dump decides: a clear lead in nats, else the likelier reading stays."""
+    """Where the recorded ids can be read in two ways, the dump decides: the other reading has to be the best of all layers it holds."""
     from eagle3diag.draft.race import better_than
+    from eagle3diag.draft.ranking import rank_bench
+    from eagle3diag.draft.scope import scope_of
+    from eagle3diag.draft.wirings import alternatives
 
     aux = case.spec.aux
-    if aux.settled or len(aux.readings) < 2 or bench.base.state != "aux":
+    others = [r.hf for r in aux.readings[1:] if r.hf != bench.base.aux_layers and set(r.hf) <= set(bench.layers)]
+    if aux.settled or not others or bench.base.state != "aux":
         return
-    for other in aux.readings[1:]:
-        if other.hf == bench.base.aux_layers or not set(other.hf) <= set(bench.layers):
-            continue
-        tried = replace(bench.base, aux_layers=other.hf)
-        nats, _ = better_than(bench.all(tried), bench.all(bench.base))
-        if nats.z < -3 and nats.mean < -0.01:
-            ids = ", ".join(map(str, other.hf))
-            bench.notes = (*bench.notes, f"the recorded ids mean layers {ids}: the dump fits that reading better")
-            bench.base = tried
+    mine = bench.all(bench.base, steps=1)  # where the first step does not prefer another reading, none is better
+    tried = [bench.all(replace(bench.base, aux_layers=o), steps=1) for o in others]
+    if not any(better_than(other, mine)[0].z < -2 for other in tried):
+        return
+    layers = [c for c in alternatives(bench.base, scope_of(bench, case.target), pairs=False) if set(c.change) == {"aux_layers"}]
+    found = rank_bench(bench, case.target, quick=True, candidates=layers).found
+    if found is not None and found.wiring.aux_layers in others:
+        ids = ", ".join(map(str, found.wiring.aux_layers or ()))
+        why = f"the dump fits that reading better by {-found.effect.mean:.2f} nats"
+        bench.notes = (*bench.notes, f"the recorded ids mean layers {ids}: {why}")
+        bench.base = found.wiring
 
 
 def ranking(case: Case) -> WiringRanking:
