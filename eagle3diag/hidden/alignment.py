@@ -93,24 +93,27 @@ def identity_scores(states: Tensor, tokens: Tensor, good: Tensor, shifts: int = 
     """
     import torch
 
-    n = len(tokens)
-    if int(good.sum()) < 4:
+    n, used = len(tokens), int(good.sum())
+    if used < 4:
         return Scores({})
-    x = centred(states, good)
+    x = centred(states, good)  # rows that are not good are zero, and so are their products
     likeness = x @ x.T
-    pair = good[:, None] & good[None, :] & ~torch.eye(n, dtype=torch.bool)
-    every = likeness[pair]
-    mean, spread = float(every.mean()), float(every.std())
+    pairs = used * (used - 1)
+    own = likeness.diagonal()
+    mean = (float(likeness.sum()) - float(own.sum())) / pairs
+    spread = max(0.0, (float(likeness.square().sum()) - float(own.square().sum())) / pairs - mean * mean) ** 0.5
     if not spread > 0:
         return Scores({})
+    first, second = torch.triu(tokens[:, None] == tokens[None, :], 1).nonzero().unbind(1)
     out: dict[int, float] = {}
     for s in range(-min(shifts, n - 2), min(shifts, n - 2) + 1):
-        low, high = max(0, -s), n - max(0, s)
-        t = tokens[low + s : high + s]
-        equal = (t[:, None] == t[None, :]) & pair[low:high, low:high]
-        count = int(equal.sum()) // 2
+        i, j = first - s, second - s  # row i stands beside token i + s
+        inside = (i >= 0) & (j < n)
+        i, j = i[inside], j[inside]
+        both = good[i] & good[j]
+        count = int(both.sum())
         if count >= LEAST_PAIRS:
-            out[s] = (float(likeness[low:high, low:high][equal].mean()) - mean) / spread * float(count) ** 0.5
+            out[s] = (float(likeness[i[both], j[both]].mean()) - mean) / spread * count**0.5
     return Scores(out if 0 in out else {})
 
 

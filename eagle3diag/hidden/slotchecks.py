@@ -31,7 +31,8 @@ __all__ = [
     "rows_of",
 ]
 
-_LEAST_ROWS = 16
+_LEAST_ROWS, _MOST_ROWS = 16, 4096
+_MATCHED = 64  #: rows of a sample that are looked up in the embedding
 _POST_MEDIAN, _POST_SPREAD = 0.05, 0.03  #: of RMS(h / w); after the norm 1 and 0.0001 in float16, 0.002 in bfloat16
 _PRE_MEDIAN, _PRE_SPREAD = 0.3, 0.06  #: before it the median is anything and the spread 0.1 to 1
 _GROWTH = 1.3  #: neighbours in depth count as told apart from this ratio of norms on
@@ -40,10 +41,11 @@ _STRANGER = 0.1  #: of cosines: by how much a slot may resemble a far layer more
 
 
 def rows_of(scan: DumpScan, slot: Slot) -> Tensor:
-    """Sound rows of a slot in all probes, first tokens left out: [n, hidden] float32."""
+    """Sound rows of a slot from all probes, first tokens left out, 4,096 at most: [n, hidden] float32, the same rows for every slot."""
     import torch
 
-    found = [p.states[slot.position][1:][p.good[1:]].float() for p in scan.probes if len(p.good) > 1]
+    end = 1 + _MOST_ROWS // max(1, len(scan.probes))
+    found = [p.states[slot.position][1:end][p.good[1:end]].float() for p in scan.probes if len(p.good) > 1]
     return torch.cat(found) if found else torch.zeros(0, scan.dump.hidden)
 
 
@@ -198,10 +200,11 @@ def embedding_slots(scan: DumpScan, tables: Tables) -> dict[int, float]:
     for slot in scan.dump.aux:
         likeness = []
         for p in scan.probes:
-            use = p.good & tables.known(p.token_ids)
+            ids = p.token_ids[:_MATCHED]
+            use = p.good[:_MATCHED] & tables.known(ids)
             if bool(use.any()):
-                rows = tables.embed(p.token_ids[use]).float()
-                likeness.append(torch.cosine_similarity(p.states[slot.position][use].float(), rows))
+                rows = tables.embed(ids[use]).float()
+                likeness.append(torch.cosine_similarity(p.states[slot.position][:_MATCHED][use].float(), rows))
         if likeness and sum(map(len, likeness)) >= _LEAST_ROWS:
             out[slot.position] = float(torch.cat(likeness).median())
     return out
