@@ -16,6 +16,7 @@ from eagle3diag.draft.bootstrap import Effect
 from eagle3diag.draft.breakdown import Part
 from eagle3diag.draft.decode import GreedyLoop
 from eagle3diag.draft.lengths import Rates, expected_lengths
+from eagle3diag.draft.observed import Explanation, Explanations
 from eagle3diag.draft.ranking import Ranked, WiringRanking
 from eagle3diag.draft.served import Acceptance, ServedAcceptance
 from eagle3diag.errors import UsageError
@@ -157,6 +158,19 @@ def ranking(*, found: bool = True, **change: Any) -> WiringRanking:
     return WiringRanking(**{**fields, **change})
 
 
+def explanations(seen: float = 1.1, *, fits: bool = True) -> Explanations:
+    """A length seen, the wiring at hand, and one other that gives 1.10."""
+
+    def one(name: str, faults: int, length: float) -> Explanation:
+        off = (length - seen) / 0.05
+        return Explanation(
+            name=name, kind="layers", faults=faults, wiring=Wiring(), length=length, error=0.05, agreement=length - 1, off=off
+        )
+
+    others = (one("7 parameters left at their start values", 1, 1.1 if fits else 1.4),)
+    return Explanations(observed=seen, steps=3, rows=200, here=one("the wiring at hand", 0, 1.75), others=others)
+
+
 def acceptance(joint: tuple[float, ...]) -> Acceptance:
     """One side."""
     rates = Rates(marginal=joint, joint=joint, conditional=(None,) * 3, rows=200)
@@ -232,6 +246,7 @@ EVERY = {
     "wirings": ranking,
     "wirings_sound": lambda: ranking(found=False),
     "comparison": comparison,
+    "explanations": explanations,
     "acceptance": served,
     "engine": engine,
     "capture": captured,
@@ -331,6 +346,15 @@ def test_a_token_late_is_shown_beside_the_state() -> None:
     assert list(views.view(moved).tables[0].status) == ["error", "error"]
 
 
+def test_a_number_is_explained_or_not() -> None:
+    assert views.view(explanations()).status == "warning"
+    assert "the simplest: 7 parameters" in views.view(explanations()).summary
+    assert views.view(explanations(1.75)).status == "ok"
+    assert "needs no fault" in views.view(explanations(1.75)).summary
+    assert "look elsewhere" in views.view(explanations(fits=False)).summary
+    assert views.view(explanations(2.5)).status == "info"
+
+
 def test_a_cache_that_differs_is_a_warning() -> None:
     assert views.view(captured()).status == "ok"
     assert views.view(captured(0.2)).status == "warning"
@@ -381,6 +405,10 @@ def test_json_shapes() -> None:
     body = json.loads(jsonout.dumps(jsonout.ranked(ranking())))
     assert {"name", "change", "delta_nll", "z", "agreement", "expected_length", "group"} <= set(body["ranking"][0])
     assert body["baseline"]["agreement"] == 0.2
+    assert "observed" not in body
+    body = json.loads(jsonout.dumps(jsonout.ranked(ranking(), explanations())))
+    assert body["observed"]["explanations"][0]["explains"] is True
+    assert body["observed"]["here"]["explains"] is False
     body = json.loads(jsonout.dumps(jsonout.captured(captured())))
     assert (body["schema"], body["samples"][1]["resumed"], body["decode"][0]["hf"]) == (1, True, 2)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eagle3diag.report.layout import View
 
 STEPS = 4
+ROWS, OBSERVED_ROWS = 4000, 1500  #: read for a ranking, and where every wiring runs on all of them
 
 
 def _views(*results: object) -> Callable[[], Sequence[View]]:
@@ -82,17 +83,24 @@ def agree(a: argparse.Namespace) -> int:
 
 def wirings(a: argparse.Namespace) -> int:
     """What a dump, or an observed length, says of the wiring."""
-    from eagle3diag.draft.ranking import rank
+    from eagle3diag.draft.measure import Bench
+    from eagle3diag.draft.observed import explain
+    from eagle3diag.draft.ranking import rank_bench
     from eagle3diag.report import jsonout
     from eagle3diag.report.opened import opened
 
     one = opened(a.draft, a.dump, a.target)
-    given: dict[str, Any] = {} if a.rows is None else {"max_rows": a.rows}
+    rows = a.rows or (ROWS if a.observed is None else OBSERVED_ROWS)
+    bench = Bench.prepare(one.checkpoint, one.spec, one.dump, one.target, steps=a.steps or STEPS, max_rows=rows)
+    seen = None
     try:
-        found = rank(one.checkpoint, one.spec, one.dump, one.target, steps=a.steps or STEPS, quick=a.quick, progress=_told, **given)
+        if a.observed is not None:
+            seen = explain(bench, a.observed, one.target, pairs=not a.quick, progress=_told)
+        found = rank_bench(bench, one.target, quick=a.quick, progress=_told)
     finally:
         _done()
-    show(a, lambda: jsonout.ranked(found), _views(found), f"eagle3diag wirings {a.draft} {a.dump}")
+    results = (found,) if seen is None else (seen, found)
+    show(a, lambda: jsonout.ranked(found, seen), _views(*results), f"eagle3diag wirings {a.draft} {a.dump}")
     return 0
 
 

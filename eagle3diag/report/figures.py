@@ -126,6 +126,7 @@ _HEADS = {
     "draft": ("ok", ""),
     "target": ("target", "the target's"),
     "target-first-rows": ("lost", "the target's first rows"),
+    "target-rows": ("target", "the target's rows"),
     "embedding": ("target", "tied to the embedding"),
     "uninitialised": ("lost", "uninitialised"),
 }
@@ -134,6 +135,7 @@ _MAPS = {
     "absolute": ("lost", "absolute ids read as offsets"),
     "missing": ("lost", "missing: ids go out unmapped"),
     "none": ("ok", "full vocabulary"),
+    "t2d": ("ok", "the ids t2d marks"),
 }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import AuxIds, Checkpoint, Dialect, DraftSpec
     from eagle3diag.draft.agreement import Agreement
+    from eagle3diag.draft.observed import Explanations
     from eagle3diag.draft.ranking import WiringRanking
     from eagle3diag.engines.model import AuxCapture, ServedDraft
     from eagle3diag.hidden.capture import Capture
@@ -236,9 +237,10 @@ def agreed(agreement: Agreement, tokens: str = "forced") -> dict[str, Any]:
     }
 
 
-def ranked(ranking: WiringRanking) -> dict[str, Any]:
-    """The JSON shape of ``wirings``."""
-    return {"schema": SCHEMA, **ranking.to_dict()}
+def ranked(ranking: WiringRanking, explained: Explanations | None = None) -> dict[str, Any]:
+    """The JSON shape of ``wirings``; ``observed`` where a length to explain was given."""
+    body = {"schema": SCHEMA, **ranking.to_dict()}
+    return body if explained is None else {**body, "observed": explained.to_dict()}
 
 
 def captured(capture: Capture) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+    from eagle3diag.draft.observed import Explanations
     from eagle3diag.engines.model import ServedDraft
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.rules.model import Report
 
-__all__ = ["Opened", "dump_verdict", "opened"]
+__all__ = ["ENGINES", "Opened", "dump_verdict", "opened"]
+
+ENGINES = "sglang==0.5.9, sglang, vllm"  #: an old one that drops what speculators names, and the newest of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +28,36 @@ class Opened:
     dump: HiddenDump
     target: TargetSpec | None = None
 
-    def served(self, engines: str) -> tuple[ServedDraft, ...]:
+    def served(self, engines: str | None = None) -> tuple[ServedDraft, ...]:
         """The draft as each engine runs it.
 
         Args:
-            engines: names with versions, comma-separated.
+            engines: names with versions, comma-separated; None for `ENGINES`.
 
         Raises:
             UsageError: an engine nobody knows.
         """
         from eagle3diag.engines.serve import serve
 
-        names = dict.fromkeys(e.strip() for e in engines.split(",") if e.strip())
+        names = dict.fromkeys(e.strip() for e in (ENGINES if engines is None else engines).split(",") if e.strip())
         return tuple(serve(self.checkpoint, engine=e, target=self.target, spec=self.spec) for e in names)
+
+    def explained(self, observed: float, steps: int, rows: int) -> Explanations:
+        """Which wirings would give an acceptance length that was seen.
+
+        Args:
+            observed: tokens per verification, bonus token counted.
+            steps: of the server's chains.
+            rows: read about as many.
+
+        Raises:
+            UsageError: no chain of that many steps gives such a length.
+        """
+        from eagle3diag.draft.measure import Bench
+        from eagle3diag.draft.observed import explain
+
+        bench = Bench.prepare(self.checkpoint, self.spec, self.dump, self.target, steps=steps, max_rows=rows)
+        return explain(bench, observed, self.target)
 
     def judged(self, *families: str) -> Report:
         """The verdict of the rules on the dump and on what the draft makes of it.

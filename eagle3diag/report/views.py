@@ -33,6 +33,7 @@ KINDS = {
     "Capture": ("views_hidden", "capture"),
     "Agreement": ("views_draft", "agreement"),
     "WiringRanking": ("views_draft", "ranking"),
+    "Explanations": ("views_draft", "explanations"),
     "ServedAcceptance": ("views_draft", "acceptance"),
     "EngineAcceptance": ("views_draft", "engine"),
     "GreedyLoop": ("views_draft", "loop"),

@@ -12,6 +12,7 @@ from eagle3diag.report.layout import View, count, figure_text, percent, table
 if TYPE_CHECKING:
     from eagle3diag.draft.agreement import Agreement, StepAgreement
     from eagle3diag.draft.decode import GreedyLoop
+    from eagle3diag.draft.observed import Explanations
     from eagle3diag.draft.ranking import Ranked, WiringRanking
     from eagle3diag.draft.served import Acceptance, ServedAcceptance
     from eagle3diag.report.acceptance import EngineAcceptance
@@ -23,6 +24,8 @@ __all__ = [
     "agreement_view",
     "engine_records",
     "engine_view",
+    "explanations_records",
+    "explanations_view",
     "length_text",
     "loop_records",
     "loop_view",
@@ -284,4 +287,42 @@ def loop_view(loop: GreedyLoop) -> View:
             table("Rounds by draft tokens kept", ("kept", "rounds"), ((i, f"{n:,}") for i, n in enumerate(loop.counts))),
         ),
         notes=tuple(notes),
+    )
+
+
+def explanations_records(found: Explanations) -> list[dict[str, Any]]:
+    """One row a wiring, the one at hand first, as in the JSON output."""
+    return [e.to_dict() for e in (found.here, *found.others)]
+
+
+def explanations_view(found: Explanations) -> View:
+    """Whether the wiring at hand explains the number; else which others would."""
+    seen, here = f"{found.observed:.2f} tokens seen", found.here
+    expected = f"{here.length:.2f} expected as wired"
+    able = found.explaining
+    if here.explains:
+        summary, status = f"{seen}, {expected}: the number needs no fault in the wiring", "ok"
+    elif here.off < 0:
+        summary, status = (
+            f"{seen}, more than the {expected}: the text served is easier than that of the dump, or the wiring is another",
+            "info",
+        )
+    elif able:
+        summary, status = f"{seen}, {expected}: {count(len(able), 'other wiring')} would give that, the simplest: {able[0].name}", "warning"
+    else:
+        summary, status = f"{seen}, {expected}: no wiring that can be tried on this dump gives that; look elsewhere", "warning"
+    rows = [
+        (e.name, f"{e.length:.2f}", f"{e.error:.2f}", percent(e.agreement), f"{e.off:+.1f}", "yes" if e.explains else "no")
+        for e in (here, *found.others)
+    ]
+    return View(
+        title=f"An acceptance length of {found.observed:.2f} in chains of {found.steps}",
+        summary=summary,
+        status=status,
+        tables=(table("Simple explanations first", ("wiring", "length", "error", "first step", "off by", "explains it"), rows, limit=25),),
+        notes=(
+            f"Off by: expected minus seen, in errors of {count(found.rows, 'row')} that allow for another text. Text in service is not "
+            "that of the dump, so several wirings may fit; a ranking goes by the dump alone.",
+            *(f"{n[0].upper()}{n[1:]}." for n in found.notes),
+        ),
     )
