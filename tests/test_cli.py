@@ -15,6 +15,7 @@ import pytest
 
 from eagle3diag import cli
 from eagle3diag.cli import commands
+from eagle3diag.cli.parser import NAMES, build_parser
 from eagle3diag.rules import registry
 from eagle3diag.rules.model import Case, Finding, Severity
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
@@ -298,6 +299,16 @@ def test_demo_finds_every_planted_fault(run: Run, monkeypatch: pytest.MonkeyPatc
     assert [s["found"] for s in body["stories"]] == [True] * 5
     assert body["stories"][0]["verdict"] == "healthy"
     assert "5 of 5 stories come out as they should" in run("demo")[1]
+
+
+def test_a_command_alone_has_the_options_it_has_among_all() -> None:
+    whole = build_parser()
+    (commands,) = (a.choices for a in whole._actions if isinstance(a.choices, dict))
+    assert tuple(commands) == NAMES
+    for name, one in commands.items():
+        (alone,) = (a.choices for a in build_parser(name)._actions if isinstance(a.choices, dict))
+        assert list(alone) == [name]
+        assert alone[name].format_help() == one.format_help()
 
 
 def test_version_and_help(run: Run) -> None:

@@ -21,7 +21,8 @@ __all__ = ["entry", "main"]
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    a = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    a = build_parser(words[0] if words else None).parse_args(words)
     if a.version:
         from eagle3diag import __version__
 

@@ -11,6 +11,8 @@ from eagle3diag.errors import UsageError, escaped
 __all__ = ["build_parser"]
 
 FORMATS = ("text", "json", "html", "markdown")
+#: every command, in the order of the help
+NAMES = ("check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "notebook")
 EPILOG = "exit status: 0 answered, nothing at the fail level; 1 findings; 2 no answer, with one line on stderr"
 
 
@@ -57,13 +59,30 @@ def _length(text: str) -> float:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Every command with its options; ``handler`` names the module and function that answer it."""
+class _Unasked:
+    """Stands in for the parser of a command that was not asked for: options cost more than all the rest of a start."""
+
+    def add_argument(self, *names: str, **options: Any) -> None:
+        """Nothing."""
+
+    def add_mutually_exclusive_group(self) -> _Unasked:
+        """Nothing, too."""
+        return self
+
+
+def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """Commands with their options; ``handler`` names the module and function that answer one.
+
+    Args:
+        asked: the command on the line; the options of the others are left out. None for all.
+    """
     top = _Parser(prog="eagle3diag", description="Diagnose EAGLE-3 speculative-decoding drafts, without a GPU or an engine.", epilog=EPILOG)
     top.add_argument("--version", action="store_true", help="print the version and stop")
     sub = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    def command(name: str, module: str, about: str, formats: tuple[str, ...] = FORMATS, output: bool = True) -> _Parser:
+    def command(name: str, module: str, about: str, formats: tuple[str, ...] = FORMATS, output: bool = True) -> Any:
+        if asked in NAMES and name != asked:
+            return _Unasked()
         p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=EPILOG)
         p.set_defaults(handler=(module, name), output=None)
         p.add_argument("--format", choices=formats, action=_Once, help="how to print the result (default: text)")
@@ -72,11 +91,11 @@ def build_parser() -> argparse.ArgumentParser:
             p.add_argument("-o", "--output", metavar="FILE", action=_Once, help=text)
         return p
 
-    def engine(p: _Parser, many: bool) -> None:
+    def engine(p: Any, many: bool) -> None:
         how = {"action": "append", "default": []} if many else {"action": _Once}
         p.add_argument("--engine", metavar="E[==V]", help="e.g. sglang==0.5.9; without a version, the newest on record", **how)
 
-    def about_case(p: _Parser, many: bool) -> None:
+    def about_case(p: Any, many: bool) -> None:
         p.add_argument("draft", metavar="DRAFT", help="folder or file of the draft checkpoint")
         p.add_argument("--target", metavar="TARGET", action=_Once, help="folder or config.json of the target model")
         engine(p, many)
@@ -84,10 +103,10 @@ def build_parser() -> argparse.ArgumentParser:
         launch.add_argument("--launch", metavar="LINE", action=_Once, help="the launch line, quoted")
         launch.add_argument("--launch-file", metavar="FILE", action=_Once, help="a file that holds the launch line")
 
-    def dump(p: _Parser, about: str) -> None:
+    def dump(p: Any, about: str) -> None:
         p.add_argument("--dump", metavar="DUMP", action=_Once, help=about)
 
-    def measured(p: _Parser) -> None:
+    def measured(p: Any) -> None:
         p.add_argument("draft", metavar="DRAFT")
         p.add_argument("dump", metavar="DUMP", help="file or folder of the target's hidden states")
         p.add_argument("--target", metavar="TARGET", action=_Once, help="folder of the target, or of its config and rows.safetensors")
