@@ -369,3 +369,13 @@ def test_a_large_dump_is_judged_in_part_and_says_so(tmp_path: Path, monkeypatch:
     case = f.case_of(tmp_path)
     assert any("2 of 3 samples of the dump are judged" in note for note in case.notes)
     assert found(case) == {}
+
+
+def test_the_last_layer_after_the_norm_is_no_fault(tmp_path: Path) -> None:
+    """transformers' ``output_hidden_states[N]`` has been through the final norm."""
+
+    def last(s: f.States, i: int) -> f.States:
+        return replace(s, aux=torch.cat([s.aux, f.final_norm(s.final)[:, None]], 1), hf=(*s.hf, 30))
+
+    for target in (True, False):
+        assert found(f.case_of(tmp_path / str(target), "portable", last, target, layers=(1, 2, 15, 27, 28))) == {}

@@ -9,12 +9,14 @@ from eagle3diag.errors import escaped
 from eagle3diag.rules.aux_view import matches_default, shown, view_of
 from eagle3diag.rules.dmp_view import Evidence, evidence, names, share
 from eagle3diag.rules.model import Case, Finding, Severity
+from eagle3diag.rules.reading import is_eagle3
 from eagle3diag.rules.registry import NotJudged, finding, rule
 from eagle3diag.rules.thinking import thinking_tags
 
 __all__: list[str] = []
 
 _LISTED = 8
+_NO_EMBEDDING = 0.5  #: learned positions or a norm on the embedding leave more than this of the row
 _PLAIN_TEXT = ("given",)  #: what a capture of plain text notes: nobody asked and nobody answered, every token is text
 
 
@@ -46,6 +48,8 @@ def slots(case: Case) -> Iterator[Finding]:
     """
     dump, spec = case.dump, case.spec
     assert dump is not None
+    if not is_eagle3(case) or spec.use_aux_hidden_state.value is False:
+        raise NotJudged("the draft takes no auxiliary states")
     e = evidence(case)
     wide = spec.target_hidden_size.value or (case.target.hidden_size.value if case.target is not None else None) or spec.hidden_size.value
     if wide is not None and dump.hidden != wide:
@@ -157,7 +161,7 @@ def _embedding(case: Case, e: Evidence, wanted: tuple[int, ...] | None, labelled
         if is_embedding(cosine) and meant != 0 and (meant is not None or wanted is None or 0 not in wanted):
             called = f"stands for HF {meant}" if meant is not None else "should be a layer's state"
             yield _slots(f"{escaped(slot.name)} {called} but holds the embedding rows, HF 0", facts, slot.name)
-        elif not is_embedding(cosine) and meant == 0 and e.tables.source != "draft":
+        elif cosine < _NO_EMBEDDING and meant == 0 and e.tables.source != "draft":
             yield _slots(
                 f"{escaped(slot.name)} stands for HF 0 but does not hold the embedding rows (cosine {cosine:.2f})", facts, slot.name
             )

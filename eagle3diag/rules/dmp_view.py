@@ -115,6 +115,7 @@ def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool
     wanted = case.spec.wiring.aux_layers
     if aux and all(s.hf is not None for s in aux):
         aux.sort(key=lambda s: s.hf or 0)
+        aux = aux[: len(aux) - _last_is_normed(case, scan, aux)]
         judged, odd = _spread(aux), misplaced(scan, aux)
     elif wanted and len(wanted) == len(aux):
         if 0 in wanted:
@@ -126,10 +127,23 @@ def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool
     return Depth(meant=tuple(s.position for s in aux), seen=depth_order(scan, judged, tables, normed=normed), misplaced=odd)
 
 
+def _last_is_normed(case: Case, scan: DumpScan, aux: list[Slot]) -> bool:
+    """Whether the deepest recorded slot may stand outside the stream: transformers gives HF index N after the final norm."""
+    from eagle3diag.hidden.slotchecks import median_rms
+
+    layers = case.target.num_layers.value if case.target is not None else None
+    told = scan.dump.metadata.get("target_layers", "")
+    layers = layers or (int(told) if told.isdecimal() else None)
+    if layers is not None or len(aux) < 2:
+        return aux[-1].hf == layers
+    last, before = median_rms(scan, aux[-1]), median_rms(scan, aux[-2])
+    return last is not None and before is not None and last < before / 2
+
+
 def _spread(aux: list[Slot]) -> list[Slot]:
     """Recorded layers thinned out so that neighbours lie a good way apart: the order of close ones cannot be told."""
     out: list[Slot] = []
-    gap = max(3, ((aux[-1].hf or 0) - (aux[0].hf or 0)) // 4)
+    gap = 3 if not aux else max(3, ((aux[-1].hf or 0) - (aux[0].hf or 0)) // 4)
     for s in aux:
         if not out or (s.hf or 0) - (out[-1].hf or 0) >= gap:
             out.append(s)
