@@ -56,6 +56,8 @@ def _imports(path: Path) -> list[tuple[str, int]]:
 def test_imports_point_downwards(module: str) -> None:
     path = ROOT / module
     parts = Path(module).with_suffix("").parts
+    if parts == ("eagle3diag", "__init__"):
+        return  # the façade stands above the house; that it loads nothing by itself is tested below
     here = _room(parts)
     upward = []
     for name, line in _imports(path):
