@@ -497,3 +497,16 @@ def test_a_study_says_why_nothing_was_measured() -> None:
     assert "could not be run on the dump" in done.unmeasured
     assert [type(m).__name__ for m in done.measures] == ["NormProfile"]
     assert study(paths.draft, paths.target, "").unmeasured.startswith("No dump")
+
+
+def test_a_draft_tells_fused_states_apart(tmp_path: Path) -> None:
+    import torch
+
+    from tests.factory import HIDDEN, tiny_config, tiny_tensors, write_draft
+
+    draft = write_draft(tmp_path / "draft", tiny_tensors(), tiny_config())
+    torch.save({"input_ids": torch.arange(8), "aux_hidden_state": torch.randn(8, 3 * HIDDEN)}, tmp_path / "data_0.pt")
+    assert open_dump(tmp_path / "data_0.pt").hidden == 3 * HIDDEN  # nothing here says that three stand side by side
+    found = opened(str(draft), str(tmp_path / "data_0.pt")).dump
+    assert found.hidden == HIDDEN
+    assert len(found.aux) == 3

@@ -17,13 +17,13 @@ from eagle3diag.checkpoint.configs import layer_part
 from eagle3diag.checkpoint.dialects import recognise
 from eagle3diag.checkpoint.field_types import count, type_problems
 from eagle3diag.checkpoint.fields import as_bool, as_float, as_mapping, as_text, first_text, rope_facts
-from eagle3diag.checkpoint.model import AuxIds, Checkpoint, ConfigFile, DraftSpec
+from eagle3diag.checkpoint.model import AuxIds, Checkpoint, ConfigFile, DraftSpec, TargetSpec
 from eagle3diag.checkpoint.names import canonical_names, layer_numbers
 from eagle3diag.checkpoint.shapes import shape_facts
 from eagle3diag.checkpoint.trained import residual_default, trained_wiring
 from eagle3diag.provenance import Valued, absent
 
-__all__ = ["draft_spec", "resolved", "shape_facts", "type_problems"]
+__all__ = ["draft_spec", "resolved", "shape_facts", "state_width", "type_problems"]
 
 _COUNT_FIELDS = {
     "hidden_size": "hidden_size",
@@ -101,6 +101,12 @@ def resolved(spec: DraftSpec, n_target_layers: int | None) -> DraftSpec:
         return spec
     aux = resolve(spec.aux, n_target_layers)
     return spec if aux is spec.aux else replace(spec, aux=aux, wiring=replace(spec.wiring, aux_layers=aux.hf))
+
+
+def state_width(spec: DraftSpec, target: TargetSpec | None = None) -> int | None:
+    """Channels of one of the target's states, which tells fused ones in a dump apart: the target's word, else the draft's."""
+    stated = target.hidden_size.value if target is not None else None
+    return stated or spec.target_hidden_size.value or spec.hidden_size.value
 
 
 def _stated(configs: Iterable[ConfigFile], key: str, cast: Callable[[Any], Any], level: str) -> Valued[Any] | None:

@@ -30,6 +30,7 @@ def _launch(a: argparse.Namespace) -> str | None:
 
 
 def check(a: argparse.Namespace) -> int:
+    """The verdict on a draft; exit status by the findings, 2 where a rule crashed."""
     from eagle3diag.report import jsonout
     from eagle3diag.rules.case import check
 
@@ -56,6 +57,7 @@ def check(a: argparse.Namespace) -> int:
 
 
 def inspect(a: argparse.Namespace) -> int:
+    """What a draft is, from its headers and configs."""
     from eagle3diag.checkpoint.open import open_checkpoint
     from eagle3diag.checkpoint.spec import draft_spec
     from eagle3diag.report import jsonout
@@ -73,6 +75,7 @@ def inspect(a: argparse.Namespace) -> int:
 
 
 def serve(a: argparse.Namespace) -> int:
+    """What each engine version would run; with a dump, the acceptance it would have."""
     from eagle3diag.checkpoint.open import open_checkpoint
     from eagle3diag.checkpoint.spec import draft_spec
     from eagle3diag.engines.serve import serve
@@ -95,12 +98,12 @@ def serve(a: argparse.Namespace) -> int:
     all_served = [serve(checkpoint, engine=e, target=target, launch=launch, spec=spec) for e in a.engine]
     measured: tuple[EngineAcceptance | None, ...] = (None,) * len(all_served)
     if a.dump is not None:
-        from eagle3diag.checkpoint.spec import resolved
+        from eagle3diag.checkpoint.spec import resolved, state_width
         from eagle3diag.hidden.dumps import open_dump
         from eagle3diag.report.acceptance import acceptances
 
         spec = spec if target is None else resolved(spec, target.num_layers.value)
-        measured = acceptances(checkpoint, spec, open_dump(a.dump), all_served, target)
+        measured = acceptances(checkpoint, spec, open_dump(a.dump, hidden=state_width(spec, target)), all_served, target)
     pairs = list(zip(all_served, measured, strict=True))
 
     def views() -> Sequence[View]:
@@ -113,6 +116,7 @@ def serve(a: argparse.Namespace) -> int:
 
 
 def diff(a: argparse.Namespace) -> int:
+    """What differs between two checkpoints."""
     from eagle3diag.checkpoint.open import open_checkpoint
     from eagle3diag.report import jsonout
     from eagle3diag.weights.diff import diff
@@ -129,6 +133,7 @@ def diff(a: argparse.Namespace) -> int:
 
 
 def convert(a: argparse.Namespace) -> int:
+    """The draft in the layout of another reader."""
     from eagle3diag.checkpoint.open import open_checkpoint
     from eagle3diag.report import jsonout
     from eagle3diag.weights.convert import convert
@@ -145,6 +150,7 @@ def convert(a: argparse.Namespace) -> int:
 
 
 def rules(a: argparse.Namespace) -> int:
+    """The catalogue, or one rule."""
     from eagle3diag.report import catalogue
 
     rules = catalogue.rules(a.code)
@@ -153,6 +159,7 @@ def rules(a: argparse.Namespace) -> int:
 
 
 def demo(a: argparse.Namespace) -> int:
+    """The sample draft, sound and with planted faults; exit status 1 where one is not told."""
     from eagle3diag.report import demo
 
     stories = demo.run()
@@ -177,11 +184,13 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
 
 
 def report(a: argparse.Namespace) -> int:
+    """The report notebook on the files given."""
     given = {"draft": a.draft, "target": a.target, "engines": ", ".join(a.engine), "launch": _launch(a), "other": a.other, "dump": a.dump}
     return _rendered(a, "report", given)
 
 
 def notebook(a: argparse.Namespace) -> int:
+    """A packaged notebook on the files given, or the list of them."""
     if a.name is None:
         from eagle3diag.report import notebooks
 

@@ -1,9 +1,8 @@
 """Contracts: the recorded facts of one engine version, picked from the data files.
 
 ``contracts/*.toml`` hold one value per behaviour per version range, each with its source and how it is known. Loading a contract is
-picking, for
-each behaviour, the one entry whose range, runner and draft class fit; code never asks for a version. A version not on record takes the
-nearest older release and says so (``Contract.on_record``); rule ENG508 reports it.
+picking, for each behaviour, the one entry whose range, runner and draft class fit; code never asks for a version. A version not on
+record takes the nearest older release and says so (``Contract.on_record``); rule ENG508 reports it.
 """
 
 from __future__ import annotations
@@ -64,9 +63,7 @@ def parse_engine(text: str) -> tuple[str, str | None]:
     """
     name, sep, version = text.strip().partition("==")
     if "@" in text:
-        raise UsageError(
-            f"--engine {escaped(text)}: a source scan (ENGINE@PATH) is not available in this version; name a release, e.g. sglang==0.5.23"
-        )
+        raise UsageError(f"--engine {escaped(text)}: source scan is not available in this version, name a release: sglang==0.5.9")
     name = name.strip().lower()
     if name not in ENGINES or (sep and not version.strip()):
         raise UsageError(f"--engine {escaped(text)}: expected ENGINE or ENGINE==VERSION with ENGINE one of {', '.join(ENGINES)}")

@@ -105,7 +105,7 @@ def opened(draft: str | None = None, dump: str | None = None, target: str | None
         UsageError: a draft without a dump, or no sample here.
     """
     from eagle3diag.checkpoint.open import open_checkpoint
-    from eagle3diag.checkpoint.spec import draft_spec, resolved
+    from eagle3diag.checkpoint.spec import draft_spec, resolved, state_width
     from eagle3diag.hidden.dumps import open_dump
 
     if draft is None:
@@ -122,4 +122,4 @@ def opened(draft: str | None = None, dump: str | None = None, target: str | None
 
         aim = open_target(target)
         spec = resolved(spec, aim.num_layers.value)
-    return Opened(checkpoint=checkpoint, spec=spec, dump=open_dump(dump), target=aim)
+    return Opened(checkpoint=checkpoint, spec=spec, dump=open_dump(dump, hidden=state_width(spec, aim)), target=aim)

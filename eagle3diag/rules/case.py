@@ -28,7 +28,7 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
     """The engine to serve with, as ``name==version`` or ``name``, and what has to be said about the choice.
 
     Raises:
-        UsageError: a source scan is asked for, or the launch line belongs to another engine.
+        UsageError: no such engine, or the launch line belongs to another one.
     """
     if engine is None and launch is None:
         return None, []
@@ -39,12 +39,9 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
     else:
         from eagle3diag.engines.contract import parse_engine
 
-        asked = str(engine)
-        if "@" in asked:
-            raise UsageError(f"--engine {escaped(asked)}: source scan is not available in this version, name a release: sglang==0.5.9")
-        name, version = parse_engine(asked)
+        name, version = parse_engine(str(engine))
         if launch is not None and launch.engine != name:
-            raise UsageError(f"--engine {escaped(asked)} but the launch line starts {launch.engine}: give that, or leave --engine out")
+            raise UsageError(f"--engine {escaped(engine)} but the launch line starts {launch.engine}: give that, or leave --engine out")
         if version is None and launch is not None and launch.version is not None:
             version = launch.version
             notes.append(f"{name} {version} taken from the launch line")
@@ -119,7 +116,7 @@ def make_case(
     if headers_only and dump is not None:
         raise UsageError("a dump is read for its values: leave --headers-only out, or --dump")
     from eagle3diag.checkpoint.open import open_checkpoint
-    from eagle3diag.checkpoint.spec import draft_spec, resolved
+    from eagle3diag.checkpoint.spec import draft_spec, resolved, state_width
 
     opened = draft if isinstance(draft, Checkpoint) else open_checkpoint(fspath(draft))
     spec = draft_spec(opened)
@@ -148,8 +145,7 @@ def make_case(
     second = other if isinstance(other, Checkpoint) or other is None else open_checkpoint(fspath(other))
     held = None
     if dump is not None:
-        known = wanted.hidden_size.value if wanted is not None else None
-        held = _dump(dump, known or spec.target_hidden_size.value or spec.hidden_size.value)
+        held = _dump(dump, state_width(spec, wanted))
         notes += _part_read(held)
     return Case(
         draft=opened,
