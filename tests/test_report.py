@@ -125,6 +125,7 @@ def test_report_json_has_the_agreed_shape(report: Report) -> None:
     assert body["skipped"][0] == {"code": "VAL301", "why": "tensor values not read: --headers-only", "status": "skipped"}
     assert body["passed"] == ["CFG101"]
     assert body["engine"]["label"] == "sglang 0.5.9"
+    assert body["notes"] == ["sglang 0.5.9 is the newest on record"]
 
 
 def test_served_json_has_the_agreed_shape() -> None:

@@ -1,8 +1,7 @@
 """Everything the EAGLE-3 forward pass can vary, as one value.
 
 ``DraftSpec.wiring`` is what the draft was trained with, ``ServedDraft.wiring`` what an engine would run; the difference between the two
-is the
-diagnosis. Formulas: facts of the engines and dialects, "draft forward, in order". The plain draft runs a ``Wiring``.
+is the diagnosis. Formulas: facts of the engines and dialects, "draft forward, in order". The plain draft runs a ``Wiring``.
 """
 
 from __future__ import annotations

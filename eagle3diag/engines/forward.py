@@ -1,8 +1,7 @@
 """The forward pass an engine version would run with what it loaded: the effective ``Wiring``, and what it does not honour.
 
-Formulas: docs/facts/engines.md section 5, dialects.md section 3. RoPE is read as behaviour ``rope_keys`` says; what the draft was
-trained with is
-``DraftSpec.wiring``, and the difference of the two is what rules judge.
+Formulas: docs/facts/engines.md section 5, dialects.md section 3. RoPE is read as behaviour ``rope_keys`` says; what the draft was trained
+with is ``DraftSpec.wiring``, and the difference of the two is what rules judge.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Run an engine's loader on names and shapes alone: which tensor lands where, what stays unfilled, what is refused.
 
 The loop follows the engines' own ``load_weights``: names are visited in sorted order, renamed, matched against the vocabulary mapping,
-the names skipped on
-purpose and the stacked projections, then looked up among the parameters. How each step goes is asked of the contract (behaviours
-``rename``,
-``name_prefix``, ``d2t_names``, ``skip``, ``skip_without_flag``, ``unknown…``). After the first loud failure the engine would have
-stopped; the loop goes on to say what became of
-the rest, and keeps the first failure. Held against recorded runs of the real loaders.
+the names skipped on purpose and the stacked projections, then looked up among the parameters. How each step goes is asked of the contract
+(behaviours ``rename``, ``name_prefix``, ``d2t_names``, ``skip``, ``skip_without_flag``, ``unknown…``). After the first loud failure the
+engine would have stopped; the loop goes on to say what became of the rest, and keeps the first failure. Held against recorded runs of the
+real loaders.
 """
 
 from __future__ import annotations

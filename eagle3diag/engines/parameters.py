@@ -1,9 +1,9 @@
 """The parameters an engine version builds for a draft, before any file is read.
 
 Each ``Parameter`` has the engine's own name, its shape, what it holds if nothing fills it, and how a tensor of another shape is met:
-``exact`` and ``vocab`` refuse, ``column`` (q/k/v, gate/up and other column-parallel weights) silently cuts surplus rows, ``row``
-(o_proj, down_proj) surplus columns
-(docs/facts/loader_runs.md, shapes). A fused parameter has ``slots``, one per checkpoint tensor that fills a part of it.
+``exact`` and ``vocab`` refuse, ``column`` (q/k/v, gate/up and other column-parallel weights) silently cuts surplus rows, ``row`` (o_proj,
+down_proj) surplus columns (docs/facts/loader_runs.md, shapes). A fused parameter has ``slots``, one per checkpoint tensor that fills a
+part of it.
 """
 
 from __future__ import annotations

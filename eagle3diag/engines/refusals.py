@@ -1,8 +1,7 @@
 """Loud failures, in the order an engine meets them: while the class is built, at start, and at the first request.
 
 The texts follow the engines' own messages closely enough to be recognised in a log. What is merely wrong and stays silent is not here;
-it shows in the
-tensors' fates and the wiring.
+it shows in the tensors' fates and the wiring.
 """
 
 from __future__ import annotations
@@ -149,22 +148,8 @@ def later(
     aux: AuxCapture,
     filled: Mapping[str, str],
     algorithm: str,
-) -> tuple[str, ...]:
-    """Loud failures at the first forward, one line each."""
-    return tuple(_later(view, s, contract, draft, target, launch, aux, filled, algorithm))
-
-
-def _later(
-    view: EngineView,
-    s: Sizes,
-    contract: Contract,
-    draft: Checkpoint,
-    target: TargetSpec | None,
-    launch: Launch | None,
-    aux: AuxCapture,
-    filled: Mapping[str, str],
-    algorithm: str,
 ) -> Iterator[str]:
+    """Loud failures at the first forward, one line each."""
     if algorithm == "eagle3" and aux.loud and aux.problem and target_support(contract, target, launch).refusal is None:
         yield aux.problem
     if contract["n_aux_buffers"] == "target-config" and s.n_aux != 3 and algorithm == "eagle3":

@@ -1,10 +1,9 @@
 """A checkpoint seen through a contract: the virtual server.
 
 ``serve`` asks, in the order an engine starts: which algorithm, which class, which sizes (``view``, ``parameters``), what the loader does
-(``load``), what is replaced or
-missing afterwards (``replace``), which target states reach the draft (``capture``), and what the forward pass then is (``forward``). A
-refusal does not end the
-simulation: the first one is kept and the rest is still told, since the user has to mend all of it.
+(``load``), what is replaced or missing afterwards (here), which target states reach the draft (``capture``), and what the forward pass
+then is (``forward``). A refusal (``refusals``) does not end the simulation: the first one is kept and the rest is still told, since the
+user has to mend all of it.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ def serve(
         aux=aux,
         wiring=wiring(view, s, contract, spec, aux, fc, loaded.filled, never, algorithm),
         algorithm=algorithm,
-        fails_later=later(view, s, contract, draft, target, launch, aux, loaded.filled, algorithm),
+        fails_later=tuple(later(view, s, contract, draft, target, launch, aux, loaded.filled, algorithm)),
         ignored=flags_ignored(view, contract, spec, draft),
         defaulted=flags_defaulted(view, contract, spec),
         quirks=quirks(contract),

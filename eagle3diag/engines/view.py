@@ -2,10 +2,9 @@
 
 An engine reads ``config.json`` only, in its own way: a flat file as it is, a speculators file through a converter that copies
 ``transformer_layer_config`` and a short list of top-level keys (behaviour ``speculators_copies``) and loses the rest. Everything the
-loader and the forward
-pass are simulated from is asked of this view, never of the normalised spec, because the two differing is what goes wrong.
-Where the checkpoint has no readable config the spec's facts from tensor shapes stand in (``stand_in``), so that names and shapes are
-still judged.
+loader and the forward pass are simulated from is asked of this view, never of the normalised spec, because the two differing is what
+goes wrong. Where the checkpoint has no readable config the spec's facts from tensor shapes stand in (``stand_in``), so that names and
+shapes are still judged.
 """
 
 from __future__ import annotations

@@ -32,16 +32,16 @@ class Tables(Protocol):
     """What of the target's tables is used here; ``draft.tables.TargetTables`` is one."""
 
     @property
-    def embedding(self) -> Tensor | None: ...
+    def embedding(self) -> Tensor | None: ...  #: [rows, hidden], any float dtype
     @property
-    def head(self) -> Tensor | None: ...
+    def head(self) -> Tensor | None: ...  #: the same
     @property
-    def final_norm(self) -> Tensor | None: ...
+    def final_norm(self) -> Tensor | None: ...  #: [hidden]
     @property
-    def eps(self) -> float: ...
-    def known(self, ids: Tensor) -> Tensor: ...
-    def embed(self, ids: Tensor) -> Tensor: ...
-    def head_rows(self, ids: Tensor) -> Tensor: ...
+    def eps(self) -> float: ...  #: of the final norm
+    def known(self, ids: Tensor) -> Tensor: ...  #: bool, which ids have rows here
+    def embed(self, ids: Tensor) -> Tensor: ...  #: [..., hidden]; CheckpointError for an id without a row
+    def head_rows(self, ids: Tensor) -> Tensor: ...  #: the same of the head
 
 
 @dataclass(frozen=True, slots=True)

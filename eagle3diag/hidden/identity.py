@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Shown
-from eagle3diag.errors import CheckpointError, UsageError
+from eagle3diag.errors import CheckpointError
 from eagle3diag.hidden.model import HiddenDump, NormStatus, Sample, Slot
 from eagle3diag.hidden.rowstats import one_thread
 
@@ -130,18 +130,6 @@ class DumpComparison(Shown):
             "layer_shift": self.layer_shift,
             "verdict": self.verdict,
         }
-
-    def to_frame(self) -> Any:
-        """One row per slot as a pandas frame.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise UsageError("a frame needs pandas: pip install pandas") from error
-        return pandas.DataFrame([asdict(m) | {"same": m.same} for m in self.layers])
 
 
 def _late(n: int) -> str:

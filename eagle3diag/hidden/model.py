@@ -1,10 +1,9 @@
 """The nouns of hidden states: a dump, its slots, and one sample at a time.
 
 A dump is what a trainer or a server wrote: token ids and, per token, some of the target's hidden states. ``HiddenDump`` knows the
-format, the slots
-and what each is worth from headers and small keys alone; a ``Sample`` is read when asked for, one in memory at a time. Layers are HF
-indices: ``k`` is
-``output_hidden_states[k]``, 0 the embedding output, ``N`` (the layer count) the last layer's output before the final norm.
+format, the slots and what each is worth from headers and small keys alone; a ``Sample`` is read when asked for, one in memory at a time.
+Layers are HF indices: ``k`` is ``output_hidden_states[k]``, 0 the embedding output, ``N`` (the layer count) the last layer's output
+before the final norm.
 """
 
 from __future__ import annotations

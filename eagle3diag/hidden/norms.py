@@ -267,18 +267,6 @@ class NormProfile(Shown):
             "problems": [{"sample": name, "why": why} for name, why in self.problems],
         }
 
-    def to_frame(self) -> Any:
-        """One row per layer as a pandas frame.
-
-        Raises:
-            UsageError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise UsageError("a frame needs pandas: pip install pandas") from error
-        return pandas.DataFrame([layer.to_dict() for layer in self.layers])
-
 
 def _of_slot(slot: Slot, hidden: int, name: str, states: Tensor, full: bool) -> SlotProfile:
     """The profile of one slot of one sample."""

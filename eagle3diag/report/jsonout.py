@@ -118,7 +118,7 @@ def inspected(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
 
 
 def checked(report: Report) -> dict[str, Any]:
-    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed."""
+    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed, and what was assumed."""
     body = report.to_dict()
     case = report.case
     engine = None
@@ -142,6 +142,7 @@ def checked(report: Report) -> dict[str, Any]:
         "findings": body["findings"],
         "skipped": [{"code": o.code, "why": o.why, "status": o.status} for o in report.skipped],
         "passed": body["passed"],
+        "notes": body["notes"],
     }
 
 

@@ -1,8 +1,8 @@
 """All that the given inputs allow, opened once: what the notebooks and ``report`` stand on.
 
 A ``Study`` is one draft seen by several engines: a report per engine; with a second draft, the diff; with a dump, the norms of its states,
-the draft's agreement, and the acceptance each engine would get. With nothing given it is the
-packaged sample, so that every notebook runs as it lies.
+the draft's agreement, and the acceptance each engine would get. With nothing given it is the packaged sample, so that every notebook runs
+as it lies.
 """
 
 from __future__ import annotations

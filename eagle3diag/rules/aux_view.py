@@ -32,6 +32,7 @@ class View:
 
 
 def view_of(case: Case) -> View:
+    """The recorded ids, read with the target's depth where a target is given."""
     depth = case.target.num_layers.value if case.target is not None else None
     ids = resolve(case.spec.aux, depth)
     settled = ids.settled or (ids.raw is None and ids.formula != "default")
@@ -73,6 +74,7 @@ def matches_default(view: View) -> bool | None:
 
 
 def shown(layers: tuple[int, ...] | None) -> str:
+    """``2, 15, 27``, or ``none``."""
     return "none" if not layers else ", ".join(map(str, layers))
 
 

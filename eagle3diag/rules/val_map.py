@@ -1,8 +1,7 @@
 """VAL, the vocabulary mapping: VAL304 to VAL307.
 
 A map can go wrong in ways that look alike (absolute ids leave the vocabulary, hold no duplicates, and disagree with t2d all at once). So
-the map is
-diagnosed once, the most specific explanation wins, and each rule speaks only for its own: one fault, one code.
+the map is diagnosed once, the most specific explanation wins, and each rule speaks only for its own: one fault, one code.
 """
 
 from __future__ import annotations
