@@ -22,10 +22,12 @@ from eagle3diag.checkpoint.names import canonical_names
 from eagle3diag.checkpoint.open import open_checkpoint
 from eagle3diag.checkpoint.spec import draft_spec
 from eagle3diag.checkpoint.target import open_target
+from eagle3diag.engines.contract import load_contract, releases
 from eagle3diag.engines.serve import serve
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.weights.convert import Conversion, convert
 from eagle3diag.weights.diff import diff
+from eagle3diag.weights.layouts import parse_goal
 from tests.factory import dialect_draft, speculators_config, tiny_config, tiny_target, tiny_tensors, write_draft
 
 LAYOUTS = ("sglang", "vllm", "speculators")
@@ -436,3 +438,26 @@ def test_the_change_is_made_on_a_copy(tmp_path: Path) -> None:
     one, two = (f() for f in made)
     assert replace(one, written="") == replace(two, written="")
     assert (tmp_path / "out0" / "model.safetensors").read_bytes() == (tmp_path / "out1" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("feature", "behaviour", "honoured"),
+    [
+        ("aux_ids", "aux_ids_from", bool),
+        ("use_aux_hidden_state", "use_aux_flag", lambda value: value is True),
+        ("layers", "draft_layers", lambda value: value == "any"),
+        ("n_aux", "n_aux", lambda value: value != ["3"]),
+        ("norm_before_fc", "norm_before_fc", bool),
+        ("fc_norm", "fc_norm", lambda value: value == "config"),
+        ("norm_output", "norm_output", lambda value: value == "config"),
+        ("norm_before_residual", "norm_before_residual", lambda value: value == "config"),
+        ("attention_bias", "qkv_bias", lambda value: value == "config"),
+        ("mlp_bias", "mlp_bias", lambda value: value == "config"),
+    ],
+)
+def test_what_a_release_honours_is_what_its_contract_says(
+    engine: str, feature: str, behaviour: str, honoured: Callable[[Any], bool]
+) -> None:
+    said = {v: parse_goal(f"{engine}=={v}").honours(feature) for v in releases(engine)}
+    assert said == {v: honoured(load_contract(engine, v)[behaviour]) for v in releases(engine)}

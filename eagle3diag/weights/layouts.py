@@ -1,7 +1,8 @@
 """The layouts a draft can be rewritten in: what each calls the tensors, where it keeps each fact, and what it cannot hold.
 
 What a reader honours is a table, one release per feature, so a goal with a version (``sglang==0.5.9``) is judged for that version and
-one without for the newest. Sources: facts of the engines, sections 0 to 2, and of the vLLM transitions.
+one without for the newest. Sources: facts of the engines, sections 0 to 2, and of the vLLM transitions. Where a contract of ``engines``
+tells the same fact, a test holds the two together.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SINCE: dict[str, dict[str, _Version]] = {
         "norm_before_fc": (0, 5, 17),
     },
     "vllm": {
-        "layers": (0,),
+        "layers": (0, 11, 1),
         "sliding_window": (0,),
         "trained_embedding": (0,),
         "mlp_bias": (0,),
