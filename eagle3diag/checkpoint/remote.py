@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from eagle3diag.checkpoint.configs import parse_json, schema_of
 from eagle3diag.checkpoint.header import Header, judge_length, parse_header
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["open_remote", "read_remote_configs"]
+__all__ = ["https_parts", "open_remote", "read_remote_configs"]
 
 _FIRST = 64 << 10  # bytes of the first request: most headers fit
 _CONFIG_LIMIT = 16 << 20
@@ -108,6 +108,31 @@ def open_remote(url: str) -> Checkpoint:
         blocker=lambda info, block: _no_blocks(place.where, info),
         remote=True,
     )
+
+
+def https_parts(url: str) -> tuple[Callable[[int, int], bytes], int, str]:
+    """``(bytes of a range, size, text for messages)`` of one remote file of any kind, by ``http(s)`` range requests.
+
+    Raises:
+        CheckpointError: not reachable, not there, or not served in parts; calling the result raises it too.
+        UsageError: no valid URL.
+    """
+    try:
+        parts = urlsplit(url)
+        host = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    except ValueError:
+        raise UsageError(f"{shown(url.partition('?')[0])}: not a valid URL") from None
+    where = shown(urlunsplit((parts.scheme, host, parts.path, "", "")))
+    folder, _, last = parts.path.rpartition("/")
+    last = unquote(last)
+    get = _https(urlunsplit((parts.scheme, parts.netloc, folder + "/", "", "")), parts.query, where, None)
+
+    def read(start: int, end: int) -> bytes:
+        answer = get(last, start, end)
+        return (answer or _absent(f"{where}: no such file")).data
+
+    first = get(last, 0, 1)
+    return read, (first or _absent(f"{where}: no such file")).size, where
 
 
 def read_remote_configs(get: Get, where: str) -> tuple[tuple[ConfigFile, ...], tuple[Issue, ...]]:

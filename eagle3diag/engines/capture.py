@@ -194,7 +194,14 @@ def _shift(rules: Behaviour, ids: tuple[int, ...], n: int | None) -> int | None:
 
 def _apply(rules: Behaviour, ids: tuple[int, ...] | None, n: int | None, bypass: bool) -> _Captured:
     """The HF indices a list of ids (None: the default list) captures in a target of ``n`` layers (None: unknown)."""
-    if ids is None:
+    own = rules.rule is not None and (rules.default if ids is None else rules.ids) == "own"
+    if own and rules.rule is not None:
+        found = rules.rule(ids, n) if n is not None else None
+        if found is None:
+            return _Captured(None)
+        apart = {w - k for w, k in zip(found, ids or found, strict=False)}
+        shift, wanted = (apart.pop() if ids is not None and len(apart) == 1 else None), found
+    elif ids is None:
         if n is None:
             return _Captured(None)
         shift, plus = None, int(rules.default == "plus-one")

@@ -17,9 +17,10 @@ from eagle3diag.engines import versions
 from eagle3diag.engines.model import Contract, Fact, Launch
 from eagle3diag.errors import UsageError, escaped
 
-__all__ = ["ENGINES", "behaviours", "load_contract", "parse_engine", "releases", "runner_for"]
+__all__ = ["ENGINES", "behaviours", "engine_source", "load_contract", "parse_engine", "releases", "runner_for"]
 
 ENGINES = ("sglang", "vllm")
+SCANNED = ("sglang", "vllm")  #: engines whose source can be scanned
 _DATA = Path(__file__).parent / "contracts"
 
 
@@ -55,15 +56,33 @@ def behaviours(engine: str) -> dict[str, str]:
     return {name: entry["doc"] for name, entry in _data(engine)["behaviour"].items()}
 
 
-def parse_engine(text: str) -> tuple[str, str | None]:
-    """``"sglang==0.5.9"`` -> ``("sglang", "0.5.9")``; without a version the second is None.
+def engine_source(text: str) -> tuple[str, str] | None:
+    """``"sglang@/srv/fork"`` -> ``("sglang", "/srv/fork")``; None where a release is named, not a place.
 
     Raises:
-        UsageError: unknown engine, or no form of ``ENGINE[==VERSION]``.
+        UsageError: an engine whose source is not scanned, or no place after the ``@``.
     """
+    name, sep, place = text.strip().partition("@")
+    if not sep:
+        return None
+    name = name.strip().lower()
+    if name not in SCANNED or not place.strip():
+        raise UsageError(f"--engine {escaped(text)}: expected ENGINE@PATH with ENGINE one of {', '.join(SCANNED)} and PATH its source")
+    return name, place.strip()
+
+
+def parse_engine(text: str) -> tuple[str, str | None]:
+    """``"sglang==0.5.9"`` -> ``("sglang", "0.5.9")``; without a version the second is None. Of ``ENGINE@PATH`` it is the source's own.
+
+    Raises:
+        UsageError: unknown engine, no form of ``ENGINE[==VERSION]``, or no such engine at the path.
+    """
+    copy = engine_source(text)
+    if copy is not None:
+        from eagle3diag.engines.scan_source import open_source
+
+        return copy[0], open_source(copy[1], copy[0]).version
     name, sep, version = text.strip().partition("==")
-    if "@" in text:
-        raise UsageError(f"--engine {escaped(text)}: source scan is not available in this version, name a release: sglang==0.5.9")
     name = name.strip().lower()
     if name not in ENGINES or (sep and not version.strip()):
         raise UsageError(f"--engine {escaped(text)}: expected ENGINE or ENGINE==VERSION with ENGINE one of {', '.join(ENGINES)}")

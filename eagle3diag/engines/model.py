@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.display import Shown
+
+if TYPE_CHECKING:
+    from eagle3diag.engines.scan_target import ScannedTarget
 
 __all__ = ["AuxCapture", "Contract", "Fact", "Fate", "FcState", "Launch", "LaunchProblem", "Refusal", "ServedDraft", "Status", "TensorFate"]
 
@@ -42,6 +45,7 @@ class Contract(Shown):
         runner: ``v1``/``v2`` for vLLM, else None.
         facts: behaviour name -> Fact (names: the index of ``engines/contracts``).
         origin: ``recorded``, or the path of a source scan.
+        scanned: of a source scan, what it says of the target class; a recorded contract has none.
     """
 
     engine: str
@@ -51,6 +55,7 @@ class Contract(Shown):
     draft_class: str
     facts: Mapping[str, Fact]
     origin: str = "recorded"
+    scanned: ScannedTarget | None = None
 
     def __getitem__(self, behaviour: str) -> Any:
         """The value of a behaviour.
@@ -62,8 +67,8 @@ class Contract(Shown):
 
     @property
     def on_record(self) -> bool:
-        """False where the nearest recorded version stands in for the one asked for."""
-        return self.version == self.asked
+        """False where the nearest recorded version, or a source scan, stands in for the one asked for."""
+        return self.origin == "recorded" and self.version == self.asked
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.engines.capture import capture
-from eagle3diag.engines.contract import load_contract, parse_engine, runner_for
+from eagle3diag.engines.contract import engine_source, load_contract, parse_engine, runner_for
 from eagle3diag.engines.forward import flags_defaulted, flags_ignored, quirks, wiring
 from eagle3diag.engines.launch import effective_method
 from eagle3diag.engines.load import Loaded, load
@@ -30,11 +30,16 @@ def contract_for(
     """The contract that serves this draft: version as asked, runner by target and launch line, class by architecture.
 
     Args:
-        engine: ``sglang==0.5.9``, ``vllm`` (newest on record) …
+        engine: ``sglang==0.5.9``, ``vllm`` (newest on record), or ``sglang@PATH`` for the source of a copy of the engine.
 
     Raises:
         UsageError: no such engine.
     """
+    copy = engine_source(engine)
+    if copy is not None:
+        from eagle3diag.engines.scan import scanned_contract
+
+        return scanned_contract(*copy, draft, spec, target, launch)
     name, version = parse_engine(engine)
     if version is None and launch is not None and launch.engine == name:
         version = launch.version
@@ -42,13 +47,13 @@ def contract_for(
     if target is not None:
         arch = target.text_architecture.value or target.architecture.value
     quantised = bool(target is not None and target.quantization.value) or bool(launch is not None and launch.quantization)
-    runner, _ = runner_for(name, version, arch, quantised=quantised, moe=target is not None and _not_dense(target), launch=launch)
+    runner, _ = runner_for(name, version, arch, quantised=quantised, moe=target is not None and not_dense(target), launch=launch)
     first = load_contract(name, version, runner=runner)
     seen = engine_view(draft, spec, first).draft_class or spec.draft_class
     return load_contract(name, version, runner=runner, draft_class=seen)
 
 
-def _not_dense(target: TargetSpec) -> bool:
+def not_dense(target: TargetSpec) -> bool:
     """True for a mixture of experts or a hybrid (linear attention, state space) target, by its config's keys."""
     marks = (
         "num_experts",
@@ -156,7 +161,7 @@ def serve(
 
     Args:
         draft: opened checkpoint; only headers are read.
-        engine: ``sglang==0.5.9``, ``vllm==0.33.0``, or a name alone for the newest on record.
+        engine: ``sglang==0.5.9``, ``vllm==0.33.0``, a name alone for the newest on record, or ``sglang@PATH`` to read a copy of it.
         target: for capture, vocabulary and length questions.
         launch: a parsed launch line of the same engine.
         contract: serve with this contract instead of the recorded one.

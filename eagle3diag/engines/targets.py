@@ -8,18 +8,21 @@ neither yes nor no.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3diag.checkpoint.model import TargetSpec
 from eagle3diag.engines import versions
 from eagle3diag.engines.model import Contract, Launch
 from eagle3diag.errors import escaped
 
-__all__ = ["GENERIC", "Behaviour", "TargetSupport", "target_support"]
+if TYPE_CHECKING:
+    from eagle3diag.engines.scan_target import ScannedTarget
+
+__all__ = ["GENERIC", "Behaviour", "TargetSupport", "built_class", "target_support"]
 
 _DATA = Path(__file__).parent / "contracts"
 
@@ -38,6 +41,8 @@ class Behaviour:
     error: str = ""
     source: str = ""
     status: str = "inferred"
+    #: of a scanned class whose rule has no name (``ids`` is ``own``): (ids or None, layer count) -> HF indices wanted
+    rule: Callable[[tuple[int, ...] | None, int], tuple[int, ...] | None] | None = field(default=None, compare=False)
 
 
 #: What most classes of an engine do; used where the target is not given or not on record.
@@ -113,7 +118,7 @@ def _refused_type(engine: str, version: str, types: list[str]) -> str | None:
         return None
     state = _at(allow["steps"], version)
     allowed = state.get("types", [])
-    if not allowed or any(a in t for a in allowed for t in types):
+    if not _outside(allowed, types):
         return None
     return str(state["text"]).format(types=allowed, type=escaped(types[0]))
 
@@ -141,6 +146,41 @@ def _first(engine: str, arch: str, types: list[str], newer_than: str) -> str | N
     return ranked[0] if ranked else None
 
 
+def built_class(engine: str, target: TargetSpec, launch: Launch | None) -> str | None:
+    """The class this engine builds for the target."""
+    return ((engine == "vllm" and _backend(launch)) or target.architecture.value) if target.architecture.value else None
+
+
+def _scanned(contract: Contract, seen: ScannedTarget, types: list[str]) -> TargetSupport:
+    """Support as a source scan of the engine read it."""
+    shown, where = escaped(seen.arch), f"this copy of {contract.engine} ({escaped(contract.origin, 80)})"
+    refused = _outside(seen.allowed, types)
+    if refused and seen.found:
+        text = f"ValueError: eagle3 is only supported for {list(seen.allowed)} models. Got model_type='{escaped(types[0])}'"
+        message = f"{shown}: {where} refuses EAGLE-3 for model type '{escaped(types[0])}'"
+        return TargetSupport(seen.hook, None, message, text, seen.behaviour, always=True)
+    if not seen.found:
+        text = f"ValueError: Model architectures ['{shown}'] are not supported for now"
+        return TargetSupport(False, None, f"{where} has no target class {shown}", text, always=True)
+    if not seen.hook:
+        text = str(_at(_data(contract.engine)["missing"]["steps"], contract.version).get("text", "")).format(arch=shown)
+        return TargetSupport(False, None, f"{shown} has no capture hook in {where}: {', '.join(seen.where)}", text)
+    rules = seen.behaviour
+    assert rules is not None
+    message, refusal = "", None
+    if rules.captures == "nothing":
+        message = f"{shown} takes the layer ids in {where} but never captures a state: the first forward fails"
+    elif rules.captures == "error":
+        message, refusal = f"{shown} raises when the layer ids are set in {where}", rules.error
+    elif rules.captures == "mlp-branch":
+        message = f"{shown} in {where} hands out the MLP branch of the previous layer without the residual stream, not the HF state"
+    return TargetSupport(True, None, message, refusal, rules)
+
+
+def _outside(allowed: tuple[str, ...] | list[str], types: list[str]) -> bool:
+    return bool(allowed and types) and not any(a in t for a in allowed for t in types)
+
+
 def _backend(launch: Launch | None) -> str | None:
     """The class vLLM builds where the launch line asks for the Transformers backend."""
     options: Mapping[str, Any] = launch.options if launch is not None else {}
@@ -155,9 +195,11 @@ def target_support(contract: Contract, target: TargetSpec | None, launch: Launch
     engine, version = contract.engine, contract.version
     if target is None or not target.architecture.value:
         return TargetSupport(None, None, "", None)
-    arch = (engine == "vllm" and _backend(launch)) or target.architecture.value
+    arch = str(built_class(engine, target, launch))
     shown = escaped(arch)
     types = _model_types(engine, target)
+    if contract.scanned is not None and contract.scanned.arch == arch:
+        return _scanned(contract, contract.scanned, types)
     hook, row = _row(engine, arch, version)
     since = _first(engine, arch, types, version)
     later = f"; first in {since}" if since and not versions.at_least(version, since) else ""

@@ -25,7 +25,7 @@ Source = str | PathLike[str]
 
 
 def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list[str]]:
-    """The engine to serve with, as ``name==version`` or ``name``, and what has to be said about the choice.
+    """The engine to serve with, as ``name==version`` or ``name@place``, and what has to be said about the choice.
 
     Raises:
         UsageError: no such engine, or the launch line belongs to another one.
@@ -37,8 +37,15 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
         name, version = launch.engine, launch.version
         notes.append(f"engine {name} taken from the launch line")
     else:
-        from eagle3diag.engines.contract import parse_engine
+        from eagle3diag.engines.contract import engine_source, parse_engine
 
+        copy = engine_source(str(engine))
+        if copy is not None:
+            if launch is not None and launch.engine != copy[0]:
+                raise UsageError(
+                    f"--engine {escaped(engine)} but the launch line starts {launch.engine}: give its source, or leave --engine out"
+                )
+            return f"{copy[0]}@{copy[1]}", [f"{copy[0]} is read from its source at {escaped(copy[1], 120)}"]
         name, version = parse_engine(str(engine))
         if launch is not None and launch.engine != name:
             raise UsageError(f"--engine {escaped(engine)} but the launch line starts {launch.engine}: give that, or leave --engine out")
@@ -103,7 +110,7 @@ def make_case(
     Args:
         draft: path, URL or an opened checkpoint.
         target: path of a target's config or folder, or an opened one.
-        engine: ``sglang==0.5.9``, or ``vllm`` for the newest on record.
+        engine: ``sglang==0.5.9``, ``vllm`` for the newest on record, or ``sglang@PATH`` to read a copy of the engine.
         launch: the launch line as text, or parsed.
         other: a second draft to compare with.
         dump: file or folder of hidden states of the target, or an opened one.
