@@ -1,0 +1,206 @@
+"""What a log's numbers look like, by the signatures that reports of real faults share (field_reports.md 1.14).
+
+Each pattern says what it needs to be told from chance: few verifications are no pattern. Thresholds are set so that weak but sound drafts,
+whose rates fall fast, match none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle3diag.serving.model import ContextBin, ServingLog
+
+__all__ = ["Decay", "Pattern", "collapsed", "decay", "flat", "nan_signature", "recurrence", "wrong_features"]
+
+LEAST = 50  #: verifications below which nothing is said
+COLLAPSED = 1.06  #: length up to which nothing is accepted to speak of
+LITTLE = 1.15  #: length up to which hardly anything is
+_SOUND_FIRST = 0.25  # first position from which it counts as sound
+_BROKEN = 0.12  # conditional rate below which a later position counts as gone
+_FALL = 0.35  # against the conditional rate before it
+_FEW = 0.12  # first position below which the states are taken to be wrong
+_FLAT = 0.97  # last position over first from which rates are flat
+_SPAN = 3.0  # times the context over which a fall is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A signature that was seen."""
+
+    kind: str
+    text: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """How the length falls with context."""
+
+    short: float
+    long: float
+    short_context: float
+    long_context: float
+    z: float
+
+
+def enough(log: ServingLog) -> bool:
+    """Whether the log rests on enough to be judged."""
+    if log.basis in ("lifetime", "stated"):
+        return log.readable
+    return log.weight >= LEAST
+
+
+def collapsed(log: ServingLog) -> Pattern | None:
+    """Nothing, or hardly anything, is accepted."""
+    length = log.acceptance_length
+    if length is None or not enough(log):
+        return None
+    surely = length + 2 * (log.error or 0.0)
+    if length <= COLLAPSED and surely <= LITTLE:
+        return Pattern("collapsed", f"acceptance length {length:.2f}: nothing is accepted to speak of, every token costs a verification")
+    if length <= LITTLE and surely <= LITTLE + 0.05:
+        return Pattern("little", f"acceptance length {length:.2f}: hardly anything is accepted")
+    return None
+
+
+def _surely_below(rate: float, of: float, limit: float) -> bool:
+    """Whether a share of ``of`` trials is below ``limit`` by three standard errors of the limit."""
+    return of > 0 and rate < limit and (limit - rate) * of > 3 * math.sqrt(of * limit * (1 - limit))
+
+
+def recurrence(log: ServingLog) -> Pattern | None:
+    """A position that breaks off although those before it are sound: what is fed back between draft steps is wrong."""
+    joint, drafts = log.per_position, float(log.drafts or 0)
+    if len(joint) < 2 or joint[0] < _SOUND_FIRST or drafts < LEAST:
+        return None
+    before, alive = joint[0], drafts * joint[0]
+    for i in range(1, len(joint)):
+        rate = joint[i] / joint[i - 1] if joint[i - 1] > 0 else 0.0
+        if rate < _BROKEN and rate < _FALL * before and _surely_below(rate, alive, max(_BROKEN, _FALL * before)):
+            shown = ", ".join(f"{100 * p:.1f}" for p in joint)
+            return Pattern(
+                "recurrence",
+                f"the first {'position is' if i == 1 else f'{i} positions are'} sound ({100 * joint[i - 1]:.1f} % reach "
+                f"{'it' if i == 1 else 'the last of them'}), of those only {100 * rate:.1f} % pass position {i + 1}: {shown} %",
+                {"breaks_at": i + 1, "conditional": round(rate, 4), "before": round(before, 4), "per_position": [round(p, 4) for p in joint]},
+            )
+        before, alive = rate, drafts * joint[i]
+    return None
+
+
+def wrong_features(log: ServingLog) -> Pattern | None:
+    """A few per cent at the first position, and next to nothing after it: states, head or mapping are not what was trained."""
+    joint, drafts = log.per_position, float(log.drafts or 0)
+    if not joint or drafts < LEAST or joint[0] >= _FEW or not _surely_below(joint[0], drafts, _FEW + 0.05):
+        return None
+    later = joint[1] / joint[0] if len(joint) > 1 and joint[0] > 0 else 0.0
+    if len(joint) > 1 and later > 0.4 and joint[1] > 0.02:
+        return None
+    shown = ", ".join(f"{100 * p:.1f}" for p in joint[:6])
+    return Pattern(
+        "wrong features",
+        f"only {100 * joint[0]:.1f} % pass the first position and next to nothing the second ({shown} %)",
+        {"per_position": [round(p, 4) for p in joint], "drafts": log.drafts},
+    )
+
+
+def nan_signature(log: ServingLog) -> Pattern | None:
+    """Verifications accept none or all, and nothing in between."""
+    k = log.k
+    histogram = log.histogram
+    if histogram is not None and len(histogram) > 2 and sum(histogram) >= 30:
+        total, between = sum(histogram), sum(histogram[1:-1])
+        ends = (histogram[0] / total, histogram[-1] / total)
+        if between == 0 and min(ends) >= 0.05:
+            return _nan(f"of {total} verifications {histogram[0]} accept nothing and {histogram[-1]} all {len(histogram) - 1}, none in between",
+                        {"histogram": list(histogram)})  # fmt: skip
+    elif log.per_position and k and k >= 2 and (log.drafts or 0) >= 100 and histogram is None:
+        first, last = log.per_position[0], log.per_position[-1]
+        same = max(abs(p - first) for p in log.per_position) <= 0.0006
+        if same and 0.05 <= first <= 0.8 and last > 0:
+            return _nan(f"every position is accepted in {100 * first:.1f} %: a verification accepts all {k} tokens or none",
+                        {"per_position": [round(p, 4) for p in log.per_position]})  # fmt: skip
+    if log.basis == "windows" and k and log.lengths and log.windows >= 6:
+        ends = sum(n for length, n in log.lengths.items() if length <= 1.005 or abs(length - (k + 1)) < 0.005)
+        full = sum(n for length, n in log.lengths.items() if abs(length - (k + 1)) < 0.005)
+        counted = sum(log.lengths.values())
+        if ends == counted and 0.05 * counted <= full:
+            rest = f", the other {counted - full} exactly 1.00" if full < counted else ""
+            return _nan(f"{full} of {counted} windows have a length of exactly {k + 1}{rest}",
+                        {"lengths": {f"{length:.2f}": n for length, n in log.lengths.items()}, "k": k})  # fmt: skip
+    return None
+
+
+def _nan(text: str, evidence: dict[str, Any]) -> Pattern:
+    return Pattern("not a number", text, evidence)
+
+
+def flat(log: ServingLog) -> Pattern | None:
+    """Later positions are accepted as often as the first: the text repeats itself, and the draft with it."""
+    joint, drafts = log.per_position, float(log.drafts or 0)
+    if nan_signature(log) is not None:
+        return None
+    if len(joint) >= 3 and drafts >= LEAST and joint[0] >= 0.5 and joint[-1] >= _FLAT * joint[0]:
+        return Pattern(
+            "repetition",
+            f"the last position is accepted nearly as often as the first ({100 * joint[-1]:.1f} % against {100 * joint[0]:.1f} %)",
+            {"per_position": [round(p, 4) for p in joint]},
+        )
+    histogram = log.histogram
+    if histogram is not None and len(histogram) > 3 and sum(histogram) >= LEAST:
+        total = sum(histogram)
+        if histogram[-1] >= 0.5 * total and histogram[0] >= 0.05 * total and sum(histogram[1:-1]) <= 0.05 * total:
+            return Pattern(
+                "repetition",
+                f"{histogram[-1]} of {total} verifications accept all, {histogram[0]} nothing, {sum(histogram[1:-1])} something in between",
+                {"histogram": list(histogram)},
+            )
+    length, k = log.acceptance_length, log.k
+    if not joint and length is not None and k and k >= 3 and log.weight >= LEAST and length >= 1 + 0.95 * k:
+        return Pattern("repetition", f"acceptance length {length:.2f} of at most {k + 1}: nearly every drafted token is accepted", {"k": k})
+    return None
+
+
+def decay(contexts: Sequence[ContextBin]) -> Decay | None:
+    """A fall of the length with the context of the requests, beyond what its windows scatter.
+
+    The shortest and the longest third of the windows are compared, which have to lie far enough apart, and the bins between have to go the
+    same way.
+    """
+    bins = [c for c in contexts if c.windows > 0]
+    total = sum(c.windows for c in bins)
+    if total < 24 or len(bins) < 4:
+        return None
+    short, long = _end(bins, total / 4), _end(bins[::-1], total / 4)
+    if long[0] < _SPAN * short[0]:
+        return None
+    error = math.hypot(short[2], long[2])
+    z = (short[1] - long[1]) / error if error > 0 else 0.0
+    lost = short[1] - long[1]
+    falls = _falls(bins)
+    if z < 4 or lost < 0.15 or lost < 0.25 * (short[1] - 1) or falls > -0.6:
+        return None
+    return Decay(short=short[1], long=long[1], short_context=short[0], long_context=long[0], z=z)
+
+
+def _end(bins: Sequence[ContextBin], least: float) -> tuple[float, float, float]:
+    """(context, length, error) of the first bins that hold ``least`` windows."""
+    n = context = length = error = 0.0
+    for c in bins:
+        n += c.windows
+        context += c.windows * c.context
+        length += c.windows * c.length
+        error += (c.windows * max(c.error, 0.005 / math.sqrt(c.windows))) ** 2
+        if n >= least:
+            break
+    return context / n, length / n, math.sqrt(error) / n
+
+
+def _falls(bins: Sequence[ContextBin]) -> float:
+    """Rank correlation of context and length over the bins, weighted by nothing: -1 where every bin is below the one before."""
+    lengths = [c.length for c in bins]
+    pairs = [(lengths[j] > lengths[i]) - (lengths[j] < lengths[i]) for i in range(len(lengths)) for j in range(i + 1, len(lengths))]
+    return sum(pairs) / len(pairs) if pairs else 0.0

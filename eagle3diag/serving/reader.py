@@ -1,0 +1,232 @@
+"""Logs as blocks of whole lines: plain or gzip, rotated or not, of any size, in bounded memory.
+
+Most lines of a server log say nothing about speculation. The first megabytes of each file are looked at whole, because that is where an
+engine says how it was started; after that only lines with ``accept`` in them are kept, with the lines just before that belong to them. A
+large block is searched four letters at a time with NumPy, which is faster than ``bytes.find``; a block in which nearly every line matches
+is handed on as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from eagle3diag.errors import CheckpointError, UsageError, escaped
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["HEAD", "Block", "blocks", "log_files", "matching", "plain"]
+
+CHUNK = 1 << 19
+HEAD = 4 << 20  #: bytes of each file that are looked at whole
+_LONGEST = 1 << 20  # bytes of a line; a longer one is no log line
+_FILES = 10_000
+_BATCH = 1 << 18  # bytes of matching lines handed on together
+_SMALL = 1 << 16  # bytes up to which bytes.find is as fast
+_DENSE = 200  # bytes per hit from which a block is handed on whole
+_BACK = 700  # bytes looked at before a script's line for the lines that belong to it
+_SHORT = 120  # bytes; a script's line is no longer
+_ENOUGH = 4 << 20  # bytes of matching lines before which their throughput is looked for too
+
+_ANSI = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+_NUMBERED = re.compile(r"\.(\d{1,6})(?:\.gz)?$")
+
+
+class Block(NamedTuple):
+    """Whole lines. ``head``: nothing was left out. ``last``: the file's last line, which may be cut, ends it."""
+
+    data: bytes
+    head: bool
+    last: bool
+    file: int
+
+
+def log_files(path: str) -> tuple[str, ...]:
+    """The files of a log, oldest first: the file itself, or those of a folder, in the order of rotation.
+
+    Raises:
+        CheckpointError: nothing is there, or the folder holds no files.
+    """
+    at = Path(path)
+    if not at.exists():
+        raise CheckpointError(f"{escaped(path, 200)}: no such log file; give a file, a folder of rotated files, or http://HOST:PORT")
+    if not at.is_dir():
+        return (str(at),)
+    found = [p for p in at.iterdir() if p.is_file() and not p.name.startswith(".")][:_FILES]
+    if not found:
+        raise CheckpointError(f"{escaped(path, 200)}: a folder without files; give the log file, or the folder of the rotated ones")
+    return tuple(str(p) for p in sorted(found, key=_age))
+
+
+def _age(path: Path) -> tuple[str, int, str]:
+    """Sorts ``a.log.2.gz``, ``a.log.1``, ``a.log``: the higher the number the older; dated names sort by themselves."""
+    number = _NUMBERED.search(path.name)
+    stem = path.name[: number.start()] if number else path.name.removesuffix(".gz")
+    return (stem, -int(number[1]) if number else 0, path.name)
+
+
+def _open(path: str) -> IO[bytes]:
+    """The bytes of a file, unpacked; UTF-16 (a redirect in PowerShell) becomes UTF-8."""
+    raw = cast("IO[bytes]", Path(path).open("rb", buffering=0))
+    start = raw.read(4)
+    raw.seek(0)
+    if start[:2] == b"\x1f\x8b":
+        import gzip
+
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        import codecs
+
+        return cast("IO[bytes]", codecs.EncodedFile(cast(Any, raw), "utf-8", "utf-16", "replace"))
+    if start == b"\x28\xb5\x2f\xfd":
+        raise UsageError(f"{escaped(path, 200)}: packed with zstd; unpack it first (zstd -d), or pack it with gzip")
+    return raw
+
+
+def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Block]:
+    """All lines of the files as one stream, matching ones only after the head of each file.
+
+    A line that ends one file and begins the next (rotation by size) is put together. A gzip file that breaks off gives what came before,
+    and a note says so.
+
+    Raises:
+        UsageError: a file is packed in a way that is not read.
+    """
+    notes = notes if notes is not None else []
+    buffer = bytearray(_LONGEST + CHUNK)
+    view, kept = memoryview(buffer), 0
+    held: list[bytes] = []
+    holds = given = 0
+    for number, file in enumerate(files):
+        with _open(file) as stream:
+            seen = 0
+            while True:
+                try:
+                    n = _into(stream, view[kept : kept + CHUNK])
+                except (EOFError, zlib.error, OSError) as error:
+                    if not isinstance(error, (EOFError, zlib.error)) and "gzip" not in type(error).__name__.lower():
+                        raise
+                    notes.append(f"{escaped(Path(file).name)} breaks off after {seen:,} unpacked bytes; what came before is used")
+                    n = 0
+                if not n:
+                    break
+                head, seen, total = seen < HEAD, seen + n, kept + n
+                end = buffer.rfind(b"\n", 0, total) + 1
+                if not end:
+                    kept = total if total <= _LONGEST else 0
+                    continue
+                out = plain(bytes(view[:end])) if head else matching(buffer, end, speeds=given < _ENOUGH)
+                kept = total - end
+                buffer[:kept] = buffer[end:total]
+                held.append(out)
+                holds, given = holds + len(out), given + len(out)
+                if head or holds >= _BATCH:
+                    yield Block(b"".join(held), head, False, number)
+                    held, holds = [], 0
+        if holds:
+            yield Block(b"".join(held), False, False, number)
+            held, holds = [], 0
+    if kept:
+        yield Block(plain(bytes(view[:kept])), True, True, len(files) - 1)
+
+
+def _into(stream: Any, view: memoryview) -> int:
+    """Reads as much as fits; 0 at the end."""
+    if hasattr(stream, "readinto"):
+        return int(stream.readinto(view) or 0)
+    data = stream.read(len(view) // 4)  # recoding may lengthen it
+    view[: len(data)] = data
+    return len(data)
+
+
+def plain(data: bytes) -> bytes:
+    """Without colours, carriage returns and null bytes."""
+    if b"\x1b" in data:
+        data = _ANSI.sub(b"", data)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return data
+
+
+def matching(data: bytes | bytearray, size: int | None = None, *, speeds: bool = True) -> bytes:
+    """The lines of the first ``size`` bytes with ``accept`` in them, and those before them that belong to them.
+
+    vLLM prints its throughput (``speeds``) in the line before, its offline script the number of drafts.
+    """
+    size = len(data) if size is None else size
+    hits = _hits(data, size)
+    if hits is None:
+        return plain(bytes(memoryview(data)[:size]))
+    out: list[bytes | bytearray] = []
+    done = 0
+    find, rfind = data.find, data.rfind
+    for at in hits:
+        if at < done:
+            continue
+        start = rfind(b"\n", done, at) + 1 or done
+        end = find(b"\n", at, size) + 1 or size
+        done = end
+        if find(b"accept", start, end) < 0:
+            continue
+        if speeds and find(b"SpecDecoding", start, end) >= 0:
+            line = rfind(b"\n", 0, start - 1) + 1 if start else 0
+            if find(b"Avg generation throughput", line, start) >= 0:
+                out.append(data[line:start])
+        elif end - start < _SHORT and find(b"num_accepted_tokens", start, end) >= 0:
+            out.append(data[rfind(b"\n", 0, max(0, start - _BACK)) + 1 : start])
+        out.append(data[start:end])
+    return plain(b"".join(out))
+
+
+def _hits(data: bytes | bytearray, size: int) -> list[int] | None:
+    """A place in each occurrence of ``accept``, ascending; None where there are so many that the whole is to be read."""
+    if size < _SMALL:
+        out, at = [], data.find(b"accept", 0, size)
+        while at >= 0:
+            out.append(at + 1)
+            at = data.find(b"accept", at + 6, size)
+        return out
+    if not _FINDERS or _FINDERS[0].n < size // 4:
+        _FINDERS[:] = [_Finder(size // 4)]
+    return _FINDERS[0].places(data, size)
+
+
+class _Finder:
+    """The same by words of four letters: wherever a word begins, one of four lies inside ``accept``. Its arrays are used again."""
+
+    def __init__(self, words: int) -> None:
+        import numpy as np
+
+        self.n = words
+        self.any, self.one, self.cut = np.empty(words, bool), np.empty(words, bool), np.empty(words, np.uint32)
+        self.whole = [np.frombuffer(w, np.uint32)[0] for w in (b"acce", b"ccep", b"cept")]
+        self.mask, self.part = (np.frombuffer(w, np.uint32)[0] for w in (b"\0\xff\xff\xff", b"\0acc"))
+
+    def places(self, data: bytes | bytearray, size: int) -> list[int] | None:
+        """A place in each occurrence, ascending, and in some of ``access`` and ``except``; None for too many."""
+        import numpy as np
+
+        n = size // 4
+        words: NDArray[np.uint32] = np.frombuffer(data, np.uint32, n)
+        found, one, cut = self.any[:n], self.one[:n], self.cut[:n]
+        np.bitwise_and(words, self.mask, out=cut)
+        np.equal(cut, self.part, out=found)
+        for word in self.whole:
+            np.equal(words, word, out=one)
+            np.logical_or(found, one, out=found)
+        if int(np.count_nonzero(found)) * _DENSE > size:
+            return None
+        out: list[int] = (np.flatnonzero(found) * 4 + 1).tolist()
+        tail = data.find(b"accept", max(0, size - 9), size)
+        if tail >= 0 and (not out or out[-1] < tail):
+            out.append(tail + 1)
+        return out
+
+
+_FINDERS: list[_Finder] = []
+
