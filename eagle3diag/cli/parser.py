@@ -12,7 +12,9 @@ __all__ = ["build_parser"]
 
 FORMATS = ("text", "json", "html", "markdown")
 #: every command, in the order of the help
-NAMES = ("check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "notebook")
+NAMES = (
+    "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "notebook",
+)  # fmt: skip
 EPILOG = "exit status: 0 answered, nothing at the fail level; 1 findings; 2 no answer, with one line on stderr"
 
 
@@ -93,7 +95,8 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
 
     def engine(p: Any, many: bool) -> None:
         how = {"action": "append", "default": []} if many else {"action": _Once}
-        p.add_argument("--engine", metavar="E[==V]", help="e.g. sglang==0.5.9; without a version, the newest on record", **how)
+        text = "e.g. sglang==0.5.9; without a version, the newest on record; sglang@PATH reads a copy of the engine"
+        p.add_argument("--engine", metavar="E[==V]|E@PATH", help=text, **how)
 
     def about_case(p: Any, many: bool) -> None:
         p.add_argument("draft", metavar="DRAFT", help="folder or file of the draft checkpoint")
@@ -181,6 +184,13 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     p.add_argument("--no-chat", action="store_true", help="take prompts as they are, without the chat template")
     p.add_argument("--device", metavar="D", action=_Once, help="where the target runs (default: cpu)")
     p.add_argument("--dtype", metavar="T", action=_Once, help="what it runs in (default: float32 on the CPU)")
+
+    p = command("scan", "sources", "read a copy of SGLang or vLLM: what it hands out for a target, how it loads a draft")
+    p.add_argument("source", metavar="SOURCE", help="folder, wheel, archive or URL of a wheel; or sglang / vllm for the one installed")
+    p.add_argument("--target-arch", metavar="A", required=True, action=_Once, help="architecture in the target's config.json")
+    p.add_argument("--draft", metavar="DRAFT", action=_Once, help="also say what becomes of this draft there")
+    p.add_argument("--of", choices=("sglang", "vllm"), action=_Once, help="which engine, where the folder holds both")
+    p.add_argument("--runner", choices=("v1", "v2"), action=_Once, help="vLLM's model runner (default: the one this target gets)")
 
     p = command("notebook", "commands", "run a packaged notebook on your files and render it to one HTML file", ("text", "json"))
     p.add_argument("name", metavar="NAME", nargs="?", help="without a name: list them, with their parameters")

@@ -72,8 +72,9 @@ class Contract(Shown):
 
     @property
     def label(self) -> str:
-        """``sglang 0.5.9``, ``vllm 0.33.0 (v2 runner)``."""
-        return f"{self.engine} {self.asked}" + (f" ({self.runner} runner)" if self.runner else "")
+        """``sglang 0.5.9``, ``vllm 0.33.0 (v2 runner)``, ``sglang 0.5.9 (scanned)``."""
+        told = [*([f"{self.runner} runner"] if self.runner else []), *(["scanned"] if self.origin != "recorded" else [])]
+        return f"{self.engine} {self.asked}" + (f" ({', '.join(told)})" if told else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,22 @@ def scan(
 
     from eagle3diag.engines.serve import serve
 
-    return replace(got, served=serve(checkpoint, got.engine, spec=spec, contract=got.to_contract()))
+    target = _named_target(target_arch, text_arch)
+    return replace(got, served=serve(checkpoint, got.engine, target=target, spec=spec, contract=got.to_contract()))
+
+
+def _named_target(arch: str | None, text_arch: str | None) -> TargetSpec | None:
+    """A target of which nothing is known but its class."""
+    if arch is None:
+        return None
+    from eagle3diag.checkpoint.model import TargetSpec
+    from eagle3diag.provenance import Valued, absent
+
+    none: Any = absent("only the architecture is given")
+    names = ("model_type", "hidden_size", "num_layers", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "max_position", "rope_theta")
+    rest = dict.fromkeys((*names, "rope_scaling", "tie_word_embeddings", "dtype", "quantization"), none)
+    inner: Any = Valued(text_arch, "config", "given") if text_arch else none
+    return TargetSpec(path=arch, architecture=Valued(arch, "config", "--target-arch"), text_architecture=inner, **rest)
 
 
 def _draft(draft: str | os.PathLike[str] | Checkpoint) -> tuple[Checkpoint, DraftSpec]:
@@ -262,6 +277,8 @@ def _scan(classes: Classes, target_arch: str | None, runner: str | None, draft_c
         known = releases(engine)
         near = versions.nearest(source.version, known) if source.version is not None else known[-1]
         runner = runner_for(engine, near, text_arch or target_arch)[0]
+    if draft_class not in draft_classes(engine):  # an engine without a class of that kind reads it as a Llama draft, or not at all
+        draft_class = None if draft_class is None else "llama"
     notes: list[str] = []
     known_classes = draft_architectures(classes)
     draft = open_draft(classes, draft_class, runner)

@@ -199,10 +199,10 @@ def _layer(classes: Classes, model: ClassRef | None) -> ClassRef | None:
 
 
 def open_draft(classes: Classes, kind: str | None = None, runner: str | None = None) -> Draft | None:
-    """The draft classes of one kind; without one, of the kind most drafts are (``llama``). None where the source has no such class."""
+    """The draft classes of one kind; without one, of the kind most drafts are (``llama``). None where the source has none of it."""
     known = draft_architectures(classes)
     kinds = {arch: k for arch, (k, _) in known.items()}
-    for wanted in (kind, "llama", *dict.fromkeys(kinds.values())) if kind is None or kind not in kinds.values() else (kind,):
+    for wanted in (kind,) if kind is not None else ("llama", *dict.fromkeys(kinds.values())):
         hit = next((ref for k, ref in known.values() if k == wanted), None)
         if hit is not None:
             model = classes.attribute(hit, "model")

@@ -191,15 +191,18 @@ def _lookup(d: Draft, stacked: bool) -> str | None:
         return "auto" if "AutoWeightsLoader" in code.text else None
     outer = next((n for n in ast.walk(code.node) if isinstance(n, ast.For) and n is not loop and any(m is loop for m in ast.walk(n))), None)
     body = list(loop.body) if stacked else list(loop.orelse) or _after(outer, loop)
-    text = "\n".join(ast.unparse(s) for s in body)
-    if "logger.warning" in text and "params_dict" in text:
+    nodes = [n for s in body for n in ast.walk(s)]
+    # a guard for biases alone lets all other names through
+    tests = [(n, ast.unparse(n.test)) for n in nodes if isinstance(n, ast.If)]
+    guards = [n for n, test in tests if "params_dict" in test and "endswith" not in test]
+    if any("logger.warning" in ast.unparse(n) for n in guards):
         return "warn"
-    guarded = re.search(r"if \w+ in params_dict|if \w+ not in params_dict|in params_dict\.keys\(\)", text)
-    if stacked and "not in params_dict:\n" in text and "continue" in text and "break" in text and not loop.orelse:
+    leaves = any(isinstance(s, ast.Continue) for n in guards for s in n.body)
+    if stacked and leaves and not loop.orelse:  # on to the next pair, and behind the loop to the look-up of all others
         return "falls-through"
-    if guarded:
+    if guards:
         return "silent"
-    return "KeyError" if "params_dict[" in text else None
+    return "KeyError" if any(isinstance(n, ast.Subscript) and dotted(n.value) == "params_dict" for n in nodes) else None
 
 
 def _after(outer: ast.For | None, loop: ast.For) -> list[ast.stmt]:

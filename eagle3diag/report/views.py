@@ -22,6 +22,7 @@ KINDS = {
     "TargetSpec": ("views_checkpoint", "target"),
     "Contract": ("views_engines", "contract"),
     "ServedDraft": ("views_engines", "served"),
+    "EngineScan": ("views_scan", "scan"),
     "WeightDiff": ("views_weights", "diff"),
     "ValueChange": ("views_weights", "change"),
     "TensorStats": ("views_weights", "stats"),
