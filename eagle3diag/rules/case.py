@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from eagle3diag.engines.model import Launch
     from eagle3diag.hidden.model import HiddenDump
+    from eagle3diag.serving.model import ServingLog, Training
 
 __all__ = ["check", "make_case"]
 
@@ -53,9 +54,11 @@ def _engine(engine: str | None, launch: Launch | None) -> tuple[str | None, list
             version = launch.version
             notes.append(f"{name} {version} taken from the launch line")
     if version is None:
-        from eagle3diag.engines.contract import releases
+        from eagle3diag.engines.contract import releases, undated
 
         version = releases(name)[-1]
+        if undated(name):
+            return f"{name}=={version}", [*notes, f"the facts of {name} are undated"]
         notes.append(f"no {name} version given: {version}, the newest on record, is used; give --engine {name}==VERSION for another")
     return f"{name}=={version}", notes
 
@@ -95,6 +98,12 @@ def _part_read(dump: HiddenDump) -> list[str]:
     return [f"{read:,} of {of:,} samples of the dump are judged, evenly spaced; 'eagle3diag norms' reads all"] if read < of else []
 
 
+def _version(engine: str | None, name: str) -> str | None:
+    """The version in ``--engine`` where it is that engine's."""
+    first, _, version = (engine or "").partition("==")
+    return version if first == name and version else None
+
+
 def make_case(
     draft: Source | Checkpoint,
     *,
@@ -103,6 +112,10 @@ def make_case(
     launch: str | Launch | None = None,
     other: Source | Checkpoint | None = None,
     dump: Source | HiddenDump | None = None,
+    log: Source | ServingLog | None = None,
+    control: Source | ServingLog | None = None,
+    baseline: float | None = None,
+    metrics: Source | Training | None = None,
     headers_only: bool = False,
 ) -> Case:
     """Opens everything once and serves the draft where an engine is known.
@@ -114,12 +127,18 @@ def make_case(
         launch: the launch line as text, or parsed.
         other: a second draft to compare with.
         dump: file or folder of hidden states of the target, or an opened one.
+        log: of a server that ran this draft: a file, a folder of rotated files, ``http://HOST:PORT``, or an opened one.
+        control: the same server's log with another draft.
+        baseline: its tokens per second without a draft.
+        metrics: of the training run; ``val_metrics.json`` beside the draft where None.
         headers_only: forbid reading tensor data; always so where a draft is remote.
 
     Raises:
         CheckpointError: an input cannot be read.
         UsageError: engine or launch line make no sense, or a dump is given although no value may be read.
     """
+    if (control is not None or baseline is not None) and log is None:
+        raise UsageError("a control log and a baseline are compared with a log: give --log too")
     if headers_only and dump is not None:
         raise UsageError("a dump is read for its values: leave --headers-only out, or --dump")
     from eagle3diag.checkpoint.open import open_checkpoint
@@ -143,7 +162,20 @@ def make_case(
         parsed = parse_launch(launch)
     elif launch is not None:
         parsed = launch
+    told: ServingLog | None = None
+    training: Training | None = None
+    asked = engine
+    if log is not None:
+        from eagle3diag.rules.logcase import engine_of, launch_of, opened_log
+
+        told = opened_log(log, _version(engine, "sglang"))
+        if engine is None and parsed is None:
+            parsed, engine = launch_of(told), engine_of(told)
+            if engine is None:
+                parsed = None
     chosen, notes = _engine(engine, parsed)
+    if told is not None and asked is None and launch is None and chosen is not None:
+        notes = [f"engine {chosen} taken from the log", *(["launch options taken from the log"] if parsed is not None else [])]
     served = None
     if chosen is not None:
         from eagle3diag.engines.serve import serve
@@ -154,6 +186,21 @@ def make_case(
     if dump is not None:
         held = _dump(dump, state_width(spec, wanted))
         notes += _part_read(held)
+    if told is not None:
+        from eagle3diag.rules.logcase import contradictions
+
+        if served is not None:
+            notes += contradictions(told, served.contract.engine, served.contract.asked)
+    if told is not None or metrics is not None:
+        from eagle3diag.rules.logcase import opened_training
+
+        training, said = opened_training(metrics, opened)
+        notes += said
+    beside = None
+    if control is not None:
+        from eagle3diag.rules.logcase import opened_log
+
+        beside = opened_log(control, _version(engine, "sglang"))
     return Case(
         draft=opened,
         spec=spec,
@@ -162,6 +209,10 @@ def make_case(
         launch=parsed,
         other=second,
         dump=held,
+        log=told,
+        control=beside,
+        baseline=baseline,
+        training=training,
         headers_only=headers_only or opened.remote or (second is not None and second.remote),
         notes=tuple(notes),
     )
@@ -175,6 +226,10 @@ def check(
     launch: str | Launch | None = None,
     other: Source | Checkpoint | None = None,
     dump: Source | HiddenDump | None = None,
+    log: Source | ServingLog | None = None,
+    control: Source | ServingLog | None = None,
+    baseline: float | None = None,
+    metrics: Source | Training | None = None,
     headers_only: bool = False,
     select: Iterable[str] | None = None,
 ) -> Report:
@@ -189,5 +244,17 @@ def check(
     """
     from eagle3diag.rules.registry import run
 
-    case = make_case(draft, target=target, engine=engine, launch=launch, other=other, dump=dump, headers_only=headers_only)
+    case = make_case(
+        draft,
+        target=target,
+        engine=engine,
+        launch=launch,
+        other=other,
+        dump=dump,
+        log=log,
+        control=control,
+        baseline=baseline,
+        metrics=metrics,
+        headers_only=headers_only,
+    )
     return run(case, select)

@@ -252,7 +252,7 @@ def not_on_record(case: Case) -> Iterator[Finding]:
     Name a recorded release, or read the findings as those of the neighbour.
 
     ## Engine versions
-    Any that was not recorded.
+    Any that was not recorded; TensorRT-LLM and llama.cpp, whose facts were read in their repositories and are undated.
 
     ## Source
     The contracts themselves (`eagle3diag/engines/contracts`).
@@ -261,7 +261,9 @@ def not_on_record(case: Case) -> Iterator[Finding]:
     if served is None:
         return
     contract = served.contract
-    if contract.origin != "recorded":
+    if contract.version == "undated":
+        title = f"the facts of {contract.engine} were read in its repository and belong to no release: yours may differ"
+    elif contract.origin != "recorded":
         title = f"the facts of {contract.label} come from a scan of {escaped(contract.origin, 120)}, not from the record"
     elif not contract.on_record:
         title = f"{contract.engine} {escaped(contract.asked)} is not on record: judged as {contract.version}, the nearest recorded release"
@@ -271,7 +273,7 @@ def not_on_record(case: Case) -> Iterator[Finding]:
         "ENG508",
         title,
         evidence={"asked": escaped(contract.asked), "used": contract.version, "origin": escaped(contract.origin, 120)},
-        remedy="Name a recorded release to be sure.",
+        remedy="Hold what matters against your version." if contract.version == "undated" else "Name a recorded release to be sure.",
         where="engine",
         engines=label(case),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that 
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
     from eagle3diag.engines.model import Launch, ServedDraft
     from eagle3diag.hidden.model import HiddenDump
+    from eagle3diag.serving.model import ServingLog, Training
 
 __all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
 
@@ -72,8 +73,10 @@ class Case:
     """What the user handed in, opened and normalised once. Rules look at nothing else.
 
     ``other`` is a second draft to compare with (VAL310). ``dump`` holds hidden states of the target; one that could not be opened is
-    there without samples and with the reason among its issues (DMP601). ``headers_only`` forbids reading tensor data. ``notes`` say
-    what was assumed on the way (the newest version on record, an engine taken from the launch line).
+    there without samples and with the reason among its issues (DMP601). ``headers_only`` forbids reading tensor data. ``log`` is what a
+    server printed, ``control`` the same server's log with another draft, ``baseline`` its tokens per second without one, ``training`` what
+    the training run says of this draft. ``notes`` say what was assumed on the way (the newest version on record, an engine taken from
+    the launch line). Where a log alone is judged there is no draft: ``draft`` is an empty checkpoint then.
     """
 
     draft: Checkpoint
@@ -85,14 +88,18 @@ class Case:
     dump: HiddenDump | None = None
     headers_only: bool = False
     notes: tuple[str, ...] = ()
+    log: ServingLog | None = None
+    control: ServingLog | None = None
+    baseline: float | None = None
+    training: Training | None = None
 
     def has(self, need: str) -> bool:
-        """Whether the evidence ``need`` (draft, values, target, engine, launch, other, dump, dump-file) is there.
+        """Whether the evidence ``need`` (draft, values, target, engine, launch, other, dump, dump-file, log, baseline, metrics) is there.
 
         ``dump`` is a dump with samples to read, ``dump-file`` anything that was handed in as one.
         """
         present = {
-            "draft": True,
+            "draft": self.draft.form != "none" or bool(self.draft.configs) or self.log is None,
             "values": not self.headers_only and bool(self.draft.tensors),
             "target": self.target is not None,
             "engine": self.served is not None,
@@ -100,6 +107,9 @@ class Case:
             "other": self.other is not None,
             "dump": self.dump is not None and len(self.dump) > 0,
             "dump-file": self.dump is not None,
+            "log": self.log is not None,
+            "baseline": self.baseline is not None,
+            "metrics": self.training is not None,
         }
         return present[need]
 

@@ -33,6 +33,9 @@ _NEEDS = {
     "other": "a second draft",
     "dump": "a dump of hidden states",
     "dump-file": "a dump of hidden states",
+    "log": "a serving log",
+    "baseline": "the throughput without speculation",
+    "metrics": "training metrics",
 }
 
 

@@ -59,6 +59,8 @@ MODULES = (
     "dmp_slots",
     "dmp_profile",
     "agr",
+    "srv",
+    "srv_more",
 )
 
 
@@ -100,7 +102,7 @@ def rule(code: str, *, severity: Severity, needs: tuple[str, ...] = ("draft",)) 
         code: a code of the catalogue, not yet taken.
         severity: the default of its findings.
         needs: what the case must hold: ``draft``, ``values``, ``target``, ``engine``, ``launch``, ``other``, ``dump``,
-            ``dump-file``, or ``a|b``.
+            ``dump-file``, ``log``, ``baseline``, ``metrics``, or ``a|b``.
 
     Raises:
         ValueError: the code is not in the catalogue or already taken.
@@ -158,6 +160,9 @@ _MISSING = {
     "draft": "no draft given",
     "dump": "no hidden-state dump given: pass --dump",
     "dump-file": "no hidden-state dump given: pass --dump",
+    "log": "no serving log given: pass --log",
+    "baseline": "no throughput without speculation given: pass --baseline TOK_PER_S",
+    "metrics": "no training metrics given: pass --metrics",
 }
 
 

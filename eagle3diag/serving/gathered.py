@@ -25,8 +25,8 @@ _KINDS = 64  # kinds of window length that are told apart in the result
 class Gathered:
     """What the readers fill."""
 
-    def __init__(self, path: str, files: tuple[str, ...]) -> None:
-        self.path, self.files = path, files
+    def __init__(self, path: str, files: tuple[str, ...], version: str | None = None) -> None:
+        self.path, self.files, self.version = path, files, version
         self.tally, self.facts, self.documents, self.stated = Tally(), LaunchFacts(), Documents(), Stated()
         self.scrape: Scrape | None = None
         self.training: Training | None = None
@@ -60,7 +60,7 @@ class Gathered:
         traps: list[Trap] = []
         engine = self._engine(launched)
         length, basis, error = self._length()
-        rate, pairs = self._rate(version if engine == "sglang" else None)
+        rate, pairs = self._rate((version or self.version) if engine == "sglang" else None)
         k, k_source, possible = self._k(launched, rate)
         joint = self._joint(k)
         counted = basis == "counts"

@@ -27,11 +27,12 @@ _JSON_MARKS = (b'"speculative_decoding"', b'"spec_verify_ct"', b'"num_spec_steps
 _SCRIPT_MARKS = (b"num_accepted_tokens", b"accept@pos", b"n_accept", b"cceptance Length", b"ccept length", b"ccept_length", b"cceptance length:")
 
 
-def open_log(path: str | Sequence[str]) -> ServingLog:
+def open_log(path: str | Sequence[str], *, version: str | None = None) -> ServingLog:
     """Read a log.
 
     Args:
         path: a file (plain or gzip), a folder of rotated files, ``http://HOST:PORT`` of a running server, or several paths, oldest first.
+        version: of SGLang, where it is known otherwise; the log's own word goes before.
 
     Raises:
         CheckpointError: nothing is there.
@@ -43,12 +44,12 @@ def open_log(path: str | Sequence[str]) -> ServingLog:
     if len(paths) == 1 and paths[0].startswith(("http://", "https://")):
         from eagle3diag.serving.endpoint import fetch
 
-        return _documents(paths[0], fetch(paths[0]))
+        return _documents(paths[0], fetch(paths[0]), version)
     files = tuple(f for p in paths for f in log_files(p))
     single = _whole(files) if len(files) == 1 else None
     if single is not None:
-        return _documents(paths[0], [(files[0], single)])
-    return _stream(paths[0], files)
+        return _documents(paths[0], [(files[0], single)], version)
+    return _stream(paths[0], files, version)
 
 
 def read_bytes(data: bytes, name: str = "log") -> ServingLog:
@@ -91,10 +92,10 @@ def _is_json(head: bytes) -> bool:
     return start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"]")
 
 
-def _documents(path: str, parts: Sequence[tuple[str, bytes]]) -> ServingLog:
+def _documents(path: str, parts: Sequence[tuple[str, bytes]], version: str | None) -> ServingLog:
     from eagle3diag.serving.gathered import Gathered
 
-    gathered = Gathered(path, tuple(name for name, _ in parts))
+    gathered = Gathered(path, tuple(name for name, _ in parts), version)
     for name, data in parts:
         _one(gathered, name, data)
     return gathered.result()
@@ -123,10 +124,10 @@ def _one(gathered: Gathered, name: str, data: bytes) -> None:
     _trained(gathered, data[-_PEEK:], name)
 
 
-def _stream(path: str, files: tuple[str, ...]) -> ServingLog:
+def _stream(path: str, files: tuple[str, ...], version: str | None) -> ServingLog:
     from eagle3diag.serving.gathered import Gathered
 
-    gathered = Gathered(path, files)
+    gathered = Gathered(path, files, version)
     gathered.bytes = sum(Path(f).stat().st_size for f in files)
     tail = b""
     for block in blocks(files, gathered.notes):

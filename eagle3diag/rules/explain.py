@@ -1,0 +1,347 @@
+"""One ranked list of causes for the acceptance that a log shows, with the evidence for and against each, and the next experiment.
+
+Evidence comes from the log (its pattern, its warnings, the layers it names), from the rules' findings, from what the draft does on a dump, from the
+training run's metrics and from another draft's log on the same server. Each piece adds to or takes from the causes it bears on; what
+the counts exclude stands below everything they allow. Weights are few and round: 4 settles, 2 counts, 1 hints. Two answers are always among
+the candidates: the checkpoint is innocent, and the wiring is sound but the draft weak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from eagle3diag.display import Shown
+from eagle3diag.errors import CheckpointError
+from eagle3diag.rules.explain_words import CAUSES, CODES, FAULTS, WIRING_KINDS, experiment
+from eagle3diag.rules.model import Case, Report, Severity
+from eagle3diag.rules.registry import NotJudged
+
+if TYPE_CHECKING:
+    from eagle3diag.rules.srv_look import Expected
+    from eagle3diag.serving.compatible import Compared, Compatibility
+    from eagle3diag.serving.model import ServingLog
+
+__all__ = ["Cause", "Explanation", "explain"]
+
+SETTLES, COUNTS, HINTS = 4.0, 2.0, 1.0
+_LOW = 1.3  #: length up to which a reference draft is taken to collapse too
+_WELL = 1.6  #: length from which it is taken to be well served
+_LISTED = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One candidate.
+
+    Attributes:
+        name: in words; for wirings the difference to what was trained, several where counts cannot tell them apart.
+        kind: which sort (`explain_words.CAUSES`).
+        score: sum of the evidence; only its order means something.
+        for_, against: the pieces of evidence in words.
+        group: number of the wirings' group, 0 for other causes.
+        excluded: the counts rule it out.
+        members: names of the wirings of a group, the nearest first.
+    """
+
+    name: str
+    kind: str
+    score: float
+    for_: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    group: int = 0
+    excluded: bool = False
+    members: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape of one cause."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "score": round(self.score, 2),
+            "for": list(self.for_),
+            "against": list(self.against),
+            "group": self.group or None,
+            "excluded": self.excluded,
+            "members": list(self.members),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
+    """The causes, the likeliest first, and what would separate the first two.
+
+    ``compared`` is what the dump says of the wirings, None without one.
+    """
+
+    observed: float
+    causes: tuple[Cause, ...]
+    experiment: str
+    compared: Compatibility | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON shape of ``explanation``."""
+        return {
+            "observed_length": round(self.observed, 4),
+            "causes": [c.to_dict() for c in self.causes],
+            "next_experiment": self.experiment,
+            "compatible": None if self.compared is None else self.compared.to_dict(),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class _Scales:
+    """Evidence by kind of cause."""
+
+    score: dict[str, float] = field(default_factory=dict)
+    pro: dict[str, list[str]] = field(default_factory=dict)
+    contra: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, weight: float, text: str, *kinds: str) -> None:
+        for kind in kinds:
+            self.score[kind] = self.score.get(kind, 0.0) + weight
+            side = self.pro if weight > 0 else self.contra
+            told = side.setdefault(kind, [])
+            if text not in told:
+                told.append(text)
+
+
+def explain(report: Report) -> Explanation | None:
+    """Why acceptance is what the log shows; None where there is no log, or too little in it.
+
+    Args:
+        report: of a case with a log; its findings count as evidence.
+    """
+    from eagle3diag.serving.patterns import enough
+
+    case = report.case
+    log = case.log
+    if log is None or log.acceptance_length is None or not enough(log):
+        return None
+    scales, notes = _Scales(), []
+    _findings(report, scales)
+    _pattern(log, scales)
+    _warnings(case, log, scales)
+    _control(case, log, scales)
+    compared, predicted = _dump(case, log, scales, notes)
+    _training(case, log, scales)
+    _settled(scales, predicted is not None)
+    causes = _listed(scales, compared)
+    return Explanation(
+        observed=log.acceptance_length,
+        causes=tuple(causes),
+        experiment=experiment(causes, case, compared),
+        compared=compared,
+        notes=tuple(notes),
+    )
+
+
+# ------------------------------------------------------------------ evidence
+def _findings(report: Report, scales: _Scales) -> None:
+    for f in report.findings:
+        kinds = CODES.get(f.code)
+        if kinds is None or f.severity is Severity.INFO:
+            continue
+        weight = COUNTS + HINTS if f.severity is Severity.ERROR else HINTS
+        scales.add(weight, f"{f.code}: {f.title}", *kinds)
+    weak = [f for f in report.findings if f.code == "AGR707"]
+    if weak:
+        scales.add(COUNTS, f"AGR707: {weak[0].title}", "weak")
+
+
+def _pattern(log: ServingLog, scales: _Scales) -> None:
+    from eagle3diag.serving.patterns import collapsed, decay, flat, nan_signature, recurrence, wrong_features
+
+    if found := nan_signature(log):
+        scales.add(SETTLES, found.text, "nan")
+    if found := recurrence(log):
+        scales.add(SETTLES, found.text, "recurrence")
+        scales.add(-COUNTS, f"the first position is sound ({100 * log.per_position[0]:.0f} %)", "states", "mapping", "method", "weights")
+    if found := wrong_features(log):
+        scales.add(COUNTS, found.text, "states", "mapping", "weights", "method")
+        scales.add(-COUNTS, f"already the first position fails ({100 * log.per_position[0]:.1f} %)", "recurrence", "weak", "texts")
+    elif (found := collapsed(log)) and not nan_signature(log):
+        scales.add(HINTS, found.text, "states", "mapping", "weights", "method")
+        scales.add(-COUNTS, "a trained draft is never this bad", "weak", "texts")
+    if found := flat(log):
+        scales.add(HINTS, found.text, "repetition")
+    if falls := decay(log.contexts):
+        scales.add(
+            SETTLES,
+            f"length {falls.short:.2f} at {falls.short_context:,.0f} tokens of context, {falls.long:.2f} at {falls.long_context:,.0f}",
+            "context",
+        )
+    for t in log.traps:
+        if t.kind == "simulated":
+            scales.add(2 * SETTLES, t.text, "simulated")
+        elif t.kind in ("bonus left out", "long chain", "tree", "above one", "requests", "bonus in rate"):
+            scales.add(HINTS if (log.acceptance_length or 1.0) < _WELL else COUNTS, t.text, "metric")
+
+
+def _warnings(case: Case, log: ServingLog, scales: _Scales) -> None:
+    """Lines of the log that bear on a cause, and the layers it names."""
+    for w in log.warnings:
+        kind = {"weight dropped": "weights", "weights not initialised": "weights", "not a number": "nan", "context cut": "context"}.get(w.key)
+        if kind is not None:
+            scales.add(SETTLES, f"the log says: {w.text}", kind)
+    method = (log.launched.method or "").lower()
+    if method and case.has("draft") and case.spec.algorithm == "eagle3" and method not in ("eagle3", "eagle-3") and "eagle3" not in method:
+        scales.add(SETTLES, f"the log names the method {log.launched.method}", "method")
+    elif method in ("eagle3", "eagle-3"):
+        scales.add(-HINTS, f"the log names the method {log.launched.method}", "method")
+    layers = log.launched.aux_layers
+    trained = case.spec.wiring.aux_layers if case.has("draft") else None
+    if layers is not None and trained is not None:
+        shift = case.served.aux.shift if case.served is not None else None
+        read = {tuple(sorted(k + by for k in layers)) for by in ((shift,) if shift is not None else (0, 1))}
+        ids, own = ", ".join(map(str, layers)), ", ".join(map(str, trained))
+        if tuple(sorted(trained)) in read:
+            scales.add(-COUNTS, f"the log names the layers it was trained on ({ids})", "states")
+        else:
+            scales.add(SETTLES, f"the log names layers {ids}, the draft was trained on {own}", "states")
+
+
+def _control(case: Case, log: ServingLog, scales: _Scales) -> None:
+    """Another draft on the same server."""
+    other = case.control
+    if other is None or other.acceptance_length is None:
+        return
+    length, own = other.acceptance_length, log.acceptance_length or 1.0
+    rate = f" (drafted rate {100 * other.acceptance_rate:.0f} %)" if other.acceptance_rate is not None else ""
+    if length <= _LOW or (own < _WELL and length < own + 0.15 and length < _WELL):
+        told = f"another draft on the same server is accepted no better: length {length:.2f}{rate}"
+        scales.add(SETTLES, told, "engine")
+        scales.add(-COUNTS, told, "weights", "mapping", "file", "weak", "texts", "config")
+    elif length >= own + 0.3:
+        told = f"another draft on the same server reaches {length:.2f}{rate}"
+        scales.add(-SETTLES, told, "engine")
+        scales.add(HINTS, told, "weights", "mapping", "file", "config", "weak")
+
+
+def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tuple[Compatibility | None, Expected | None]:
+    """What the trained wiring gets offline, and which wirings would give the log's numbers."""
+    from eagle3diag.rules.agr_look import look, served
+    from eagle3diag.rules.srv_look import from_dump, own_chain
+    from eagle3diag.serving.compatible import OWN, Wirings, observed
+
+    if not (case.has("draft") and case.has("dump")):
+        return None, None
+    seen = observed(log)
+    assert seen is not None
+    try:
+        expected = from_dump(case, own_chain(log))
+        wirings = Wirings(look(case).bench, case.target)
+        compared = wirings.compare(seen, alone=True)
+    except (NotJudged, CheckpointError) as why:
+        notes.append(f"the dump says nothing: {why}")
+        return None, None
+    told = f"the draft's own wiring gets {expected.length:.2f} on the dump, {seen.length:.2f} in service"
+    own = compared.own
+    if own.compatible:
+        scales.add(SETTLES, f"{told}: within {own.z:.1f} standard errors", "weak" if expected.length < 1.8 else "sound")
+        scales.add(-COUNTS, f"{told}: as predicted", *FAULTS, "engine", "texts")
+        return compared, expected
+    if seen.length > expected.length:
+        scales.add(COUNTS, f"{told}: service is easier than the dump", "repetition", "texts")
+        scales.add(-SETTLES, f"{told}: more than predicted", *FAULTS, "engine", "weak")
+        return compared, expected
+    scales.add(-2 * SETTLES, f"{told}: {own.z:.1f} standard errors below", "weak", "sound")
+    scales.add(COUNTS, told, "engine")
+    scales.add(HINTS, told, "texts")
+    compared = wirings.compare(seen)
+    if case.served is not None:
+        try:
+            engine = served(case)
+        except (NotJudged, CheckpointError):
+            engine = None
+        if engine is not None and engine.change:
+            k = min(seen.k, max(engine.served.expected_length))
+            length = engine.served.expected_length[k]
+            near = abs(length - seen.length) <= 0.05 + 3 * seen.error
+            label = case.served.contract.label
+            kinds = _kinds_of(engine.change)
+            if near:
+                scales.add(SETTLES, f"{label} would run it with {engine.change}, which gets {length:.2f} on the dump", *kinds)
+            else:
+                scales.add(HINTS, f"{label} would run it with {engine.change}, but that gets {length:.2f}", *kinds)
+    if not any(c.name != OWN for c in compared.compatible):
+        scales.add(HINTS, "no single wiring fault gives these counts on the dump", "engine", "texts")
+    return compared, expected
+
+
+def _kinds_of(change: str) -> tuple[str, ...]:
+    """Kinds of cause that a change in words is about."""
+    found = {kind for word, kind in WIRING_KINDS if word in change}
+    return tuple(sorted(found)) or ("states",)
+
+
+def _training(case: Case, log: ServingLog, scales: _Scales) -> None:
+    from eagle3diag.rules.srv_look import from_training, own_chain
+
+    if case.training is None or log.acceptance_length is None:
+        return
+    try:
+        expected = from_training(case, own_chain(log))
+    except NotJudged:
+        return
+    share = (log.acceptance_length - 1) / (expected.length - 1) if expected.length > 1 else 1.0
+    first = f"{100 * expected.joint[0]:.1f} % at the first step, " if expected.joint else ""
+    told = f"training ({expected.source}): {first}length {expected.length:.2f} in chains of {expected.k}; service {log.acceptance_length:.2f}"
+    if share < 0.7:
+        scales.add(-COUNTS, told, "weak")
+        scales.add(HINTS, told, "engine", "states", "weights", "mapping", "recurrence", "texts")
+    elif share >= 0.85:
+        scales.add(HINTS, told, "weak", "sound")
+        scales.add(-HINTS, told, *FAULTS)
+
+
+def _settled(scales: _Scales, predicted: bool) -> None:
+    """Candidates that stand even where nothing speaks for them."""
+    for kind in ("engine", "weak"):
+        scales.score.setdefault(kind, 0.0)
+    if not predicted and scales.score["engine"] < COUNTS and all(s <= 0 for k, s in scales.score.items() if k in FAULTS):
+        scales.add(HINTS, "nothing found in the files explains it", "engine")
+
+
+# ------------------------------------------------------------------ the list
+def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
+    from eagle3diag.serving.compatible import OWN
+
+    wirings = [c for c in compared.compared if c.name != OWN] if compared is not None else []
+    allowed = [c for c in wirings if c.compatible]
+    causes = [_group([c for c in allowed if c.group == g], scales) for g in sorted({c.group for c in allowed})]
+    covered = {kind for c in allowed for kind in _kinds_of(c.name)}
+    for kind, score in scales.score.items():
+        if kind in covered and kind in FAULTS:
+            continue
+        excluded = bool(wirings) and kind in FAULTS and kind in {k for c in wirings for k in _kinds_of(c.name)}
+        contra = list(scales.contra.get(kind, ()))
+        if excluded:
+            nearest = min((c for c in wirings if kind in _kinds_of(c.name)), key=lambda c: c.counts_z)
+            contra.append(f"tried on the dump, the nearest ({nearest.name}) gets {nearest.length:.2f}: {nearest.z:.1f} standard errors away")
+        elif score <= -SETTLES and not scales.pro.get(kind):
+            excluded = True
+        name = CAUSES[kind]
+        causes.append(
+            Cause(name=name, kind=kind, score=score, for_=tuple(scales.pro.get(kind, ())), against=tuple(contra), excluded=excluded)
+        )
+    causes.sort(key=lambda c: (c.excluded, -c.score, c.name))
+    return causes[:_LISTED]
+
+
+def _group(members: Sequence[Compared], scales: _Scales) -> Cause:
+    """Wirings that counts cannot tell apart, as one cause: the best evidence of any member counts."""
+    kinds = list(dict.fromkeys(kind for c in members for kind in _kinds_of(c.name)))
+    best = max(kinds, key=lambda k: scales.score.get(k, 0.0))
+    first = members[0]
+    names = tuple(c.name for c in members)
+    shown = names[0] if len(names) == 1 else f"one of {len(names)} wirings that these counts cannot tell apart: " + "; ".join(names[:4])
+    shown += f"; and {len(names) - 4} more" if len(names) > 4 else ""
+    fits = f"{names[0]} gets {first.length:.2f} on the dump, {first.z:.1f} standard errors from the log"
+    pro = (fits, *dict.fromkeys(t for k in kinds for t in scales.pro.get(k, ())))
+    contra = tuple(dict.fromkeys(t for t in scales.contra.get(best, ())))
+    score = scales.score.get(best, 0.0) + COUNTS + (HINTS if first.z < 1 else 0.0)
+    return Cause(name=shown, kind=best, score=score, for_=pro, against=contra, group=first.group, members=names)
