@@ -21,6 +21,8 @@ NAMED = {
         "0.13.0", "0.15.0", "0.16.0", "0.17.0", "0.17.1", "0.18.0", "0.19.0", "0.19.1", "0.20.0", "0.21.0", "0.22.0", "0.22.1",
         "0.23.0", "0.24.0", "0.25.0", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.32.0", "0.33.0",
     ],
+    "tensorrt-llm": ["undated"],
+    "llama.cpp": ["undated"],
 }  # fmt: skip
 
 # behaviours the matrix and sections 1 to 5 of the engine facts name
@@ -126,6 +128,43 @@ def test_a_version_not_on_record_takes_the_nearest_older_one():
     assert (contract.asked, contract.version, contract.on_record) == ("0.5.99", "0.5.23", False)
     assert contracts.load_contract("vllm", "0.8.0").version == "0.8.5"
     assert contracts.load_contract("vllm").version == "0.33.0"
+
+
+def test_undated_engines_have_one_record_whatever_is_asked():
+    for engine in ("tensorrt-llm", "llama.cpp"):
+        assert contracts.undated(engine)
+        assert not contracts.undated("vllm")
+        plain, asked = contracts.load_contract(engine), contracts.load_contract(engine, "1.2.0")
+        assert plain.facts == asked.facts
+        assert (plain.version, asked.asked) == ("undated", "1.2.0")
+        assert "undated" in plain.label
+        assert contracts.parse_engine(engine) == (engine, None)
+        with pytest.raises(UsageError):  # nothing of it is scanned
+            contracts.parse_engine(f"{engine}@/tmp")
+
+
+@pytest.mark.parametrize(
+    ("engine", "behaviour", "value"),
+    [  # facts/vllm_transitions.md, sections 6 and 7
+        ("tensorrt-llm", "id_meaning", "output"),
+        ("tensorrt-llm", "aux_ids_from", []),
+        ("tensorrt-llm", "default_aux", "[2, N//2, N-3]"),
+        ("tensorrt-llm", "norm_before_fc", ["nested"]),
+        ("tensorrt-llm", "norm_before_residual", "ignored"),
+        ("tensorrt-llm", "fc_condition", "width-differs"),
+        ("tensorrt-llm", "deep_layer_norm", "hidden_norm"),
+        ("tensorrt-llm", "lm_head_missing", "target"),
+        ("llama.cpp", "id_meaning", "input"),
+        ("llama.cpp", "aux_ids_from", []),
+        ("llama.cpp", "norm_before_residual", "config"),
+        ("llama.cpp", "speculators_residual_default", False),
+        ("llama.cpp", "draft_layers", "one"),
+        ("llama.cpp", "embedding", "own-if-present"),
+        ("llama.cpp", "d2t_out_of_range", "refuse"),
+    ],
+)
+def test_what_the_facts_say_of_undated_engines(engine, behaviour, value):
+    assert contracts.load_contract(engine)[behaviour] == value
 
 
 @pytest.mark.parametrize("text", ["tensorrt==1.0", "sglang==", "", "vllm=0.33", "sglang@/tmp/x"])

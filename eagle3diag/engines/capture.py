@@ -69,8 +69,9 @@ def capture(
         return AuxCapture(read.ids, read.source, None, None, read.unread, read.problem, True, support.hook)
     rules = support.behaviour or GENERIC[contract.engine]
     n = (target.num_layers.value or None) if target is not None else None
-    # With one auxiliary state of the draft's own width, SGLang takes it for a recycled state and skips fc without a word.
-    bypass = contract.engine == "sglang" and (hidden is None or target is None or target.hidden_size.value in (None, hidden))
+    # With one auxiliary state of the draft's own width, such an engine takes it for a recycled state and skips fc without a word.
+    skips = _fact(contract, "fc_condition", "always") == "width-differs"
+    bypass = skips and (hidden is None or target is None or target.hidden_size.value in (None, hidden))
     got = _apply(rules, read.ids, n, bypass)
     default = got if read.ids is None else _apply(rules, None, n, bypass)
     graphs = launch is None or launch.cuda_graph

@@ -19,7 +19,7 @@ from eagle3diag.errors import UsageError, escaped
 
 __all__ = ["ENGINES", "behaviours", "engine_source", "load_contract", "parse_engine", "releases", "runner_for"]
 
-ENGINES = ("sglang", "vllm")
+ENGINES = ("sglang", "vllm", "tensorrt-llm", "llama.cpp")
 SCANNED = ("sglang", "vllm")  #: engines whose source can be scanned
 _DATA = Path(__file__).parent / "contracts"
 
@@ -28,7 +28,7 @@ _DATA = Path(__file__).parent / "contracts"
 def _data(engine: str) -> dict[str, Any]:
     if engine not in ENGINES:
         raise UsageError(f"unknown engine '{escaped(engine)}': known are {', '.join(ENGINES)}, written as sglang==0.5.9")
-    with (_DATA / f"{engine}.toml").open("rb") as file:
+    with (_DATA / f"{engine.replace('-', '_').replace('.', '_')}.toml").open("rb") as file:
         return tomllib.load(file)
 
 
@@ -39,6 +39,11 @@ def releases(engine: str) -> tuple[str, ...]:
         UsageError: unknown engine.
     """
     return tuple(_data(engine)["releases"])
+
+
+def undated(engine: str) -> bool:
+    """True for an engine whose facts were read in its repository and belong to no release."""
+    return bool(_data(engine).get("undated", False))
 
 
 def runners(engine: str) -> tuple[str, ...]:
@@ -93,7 +98,8 @@ def parse_engine(text: str) -> tuple[str, str | None]:
 def _fits(entry: Mapping[str, Any], version: str, runner: str | None, draft_class: str) -> bool:
     if entry.get("runner", runner) != runner or entry.get("draft", draft_class) != draft_class:
         return False
-    return versions.within(version, entry.get("since"), entry.get("until"))
+    since, until = entry.get("since"), entry.get("until")
+    return (since is None and until is None) or versions.within(version, since, until)
 
 
 def facts_of(engine: str, version: str, runner: str | None, draft_class: str) -> dict[str, Fact]:
@@ -111,8 +117,9 @@ def load_contract(engine: str, version: str | None = None, *, runner: str | None
     """The contract of one engine version.
 
     Args:
-        engine: ``sglang`` or ``vllm``.
-        version: a release; None takes the newest on record. One not on record takes the nearest older one.
+        engine: one of ``ENGINES``.
+        version: a release; None takes the newest on record. One not on record takes the nearest older one. An engine whose facts are
+            undated has one record, whatever is asked.
         runner: ``v1`` or ``v2`` for vLLM; None takes ``v1``.
         draft_class: ``llama``, ``qwen3`` or ``mla``; a class the engine does not have takes ``llama``.
 
@@ -121,7 +128,7 @@ def load_contract(engine: str, version: str | None = None, *, runner: str | None
     """
     known = releases(engine)
     asked = version or known[-1]
-    recorded = asked if asked in known else versions.nearest(asked, known)
+    recorded = asked if asked in known else known[-1] if undated(engine) else versions.nearest(asked, known)
     valid = runners(engine)
     if runner is not None and runner not in valid:
         raise UsageError(f"unknown runner '{escaped(runner)}' for {engine}: {', '.join(valid) or 'it has one runner'}")

@@ -48,17 +48,20 @@ class Loaded:
         self.failures.append(refusal)
 
 
-def _rename(name: str, rules: list[list[str]]) -> str:
+def _rename(name: str, rules: list[list[str]], many: bool = False) -> str:
     for how, old, new in rules:
         if how == "substring":
             name = name.replace(old, new)
+        elif how == "layers":  # one layer bears no number, several do
+            first = old if many else f"{old}0."
+            name = new + name.removeprefix(first) if name.startswith(first) else name
         elif name.startswith(old):
             name = new + name[len(old) :]
     return name
 
 
 def _matches(name: str, how: str, text: str) -> bool:
-    return text in name if how == "substring" else name == text or name.endswith("." + text)
+    return text in name if how == "substring" else name == text or (how != "exact" and name.endswith("." + text))
 
 
 def _stacked(name: str, draft_class: str, engine: str) -> tuple[str, str] | None:
@@ -124,23 +127,24 @@ class _Loader:
         self.params = params
         self.contract = contract
         self.tied = tied
+        self.many = any(p.startswith("model.midlayer.0.") for p in params)
         self.off = [text for text, flag in contract["skip_without_flag"] if not flags.get(flag, False)]
         self.out = Loaded()
 
     def visit(self, name: str, info: TensorInfo) -> None:
         c = self.contract
-        renamed = _rename(name, c["rename"]) if c["d2t_names"] != "replace" else name
+        renamed = _rename(name, c["rename"], self.many) if c["d2t_names"] != "replace" else name
         how = c["d2t_names"]
         if any(_matches(renamed, kind, text) for kind, text in c["skip"]) and not (how == "substring" and MAPPING in renamed):
             self.out.fates[name] = TensorFate("skipped", "", "skipped on purpose")
-        elif how != "replace" and _matches(renamed, how, MAPPING):
-            self.out.fill(MAPPING, name, TensorFate("loaded", "hot_token_id"))
+        elif how not in ("replace", "parameter") and _matches(renamed, how, MAPPING):
+            self.out.fill(MAPPING, name, TensorFate("loaded", "hot_token_id" if c.engine == "sglang" else MAPPING))
         elif how == "replace":
             self._vllm(name, info)
         else:
             self._sglang(name, renamed, info)
 
-    # ---- SGLang: one flat look-up with a prefix rule
+    # ---- SGLang and others: one flat look-up with a prefix rule
     def _sglang(self, name: str, renamed: str, info: TensorInfo) -> None:
         rule = self.contract["name_prefix"]
         if rule == "always-model":
@@ -186,6 +190,8 @@ class _Loader:
         whole = not projection
         rows = param.shape[0] if whole else param.slots[projection].rows
         fit = _fit(param, rows, info.shape, whole)
+        if fit == "cut" and self.contract["mismatch"] == "refuse-any":
+            fit = "refuse"
         if fit == "refuse" and not (param.name == "draft_id_to_target_id" and self.contract["d2t_length"] == "unchecked"):
             self.out.fail(_mismatch(self.contract.engine, param, name, info, rows))
             self.out.fates[name] = TensorFate("dropped", "", "shape refused")
@@ -218,6 +224,7 @@ class _Loader:
             text = f"KeyError: '{shown.removeprefix('model.') if c.engine == 'vllm' else shown}'"
         else:
             text = f"ValueError: There is no module or parameter named '{self._first_missing(full)}'"
+            text = text if c.engine != "llama.cpp" else f"ValueError: Can not map tensor '{name}'"
         self.out.fates[name] = TensorFate("dropped", "", "refused: no parameter of that name")
         self.out.fail(Refusal("load_weights", text, f"{name} has no place in this version's draft class", "unknown"))
 

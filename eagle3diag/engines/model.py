@@ -39,7 +39,7 @@ class Contract(Shown):
     """What one engine version does with one class of draft.
 
     Attributes:
-        engine: ``sglang`` or ``vllm``.
+        engine: ``sglang``, ``vllm``, ``tensorrt-llm`` or ``llama.cpp``.
         version: the recorded release whose facts these are.
         asked: the version that was asked for; differs from ``version`` where it is not on record.
         runner: ``v1``/``v2`` for vLLM, else None.
@@ -73,6 +73,8 @@ class Contract(Shown):
     @property
     def label(self) -> str:
         """``sglang 0.5.9``, ``vllm 0.33.0 (v2 runner)``, ``sglang 0.5.9 (scanned)``."""
+        if self.version == "undated":
+            return f"{self.engine} (facts undated)"
         told = [*([f"{self.runner} runner"] if self.runner else []), *(["scanned"] if self.origin != "recorded" else [])]
         return f"{self.engine} {self.asked}" + (f" ({', '.join(told)})" if told else "")
 

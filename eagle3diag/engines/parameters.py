@@ -106,7 +106,9 @@ def _mla(at: str, canon: str, s: Sizes, wide: int | None, contract: Contract) ->
 
 
 def _layer(i: int, s: Sizes, view: EngineView, contract: Contract) -> list[Parameter]:
-    at = "model.midlayer" if contract["layer_parameter"] == "midlayer" else f"model.layers.{i}"
+    at = {"midlayer": "model.midlayer", "midlayer.N": f"model.midlayer.{i}"}.get(contract["layer_parameter"], f"model.layers.{i}")
+    if contract["layer_parameter"] == "midlayer.N" and s.layers == 1:
+        at = "model.midlayer"
     canon = f"layers.{i}"
     wide = _mul(2, s.hidden) if i == 0 else s.hidden
     linear, norm = contract["linear_start"], contract["norm_start"]
@@ -120,7 +122,8 @@ def _layer(i: int, s: Sizes, view: EngineView, contract: Contract) -> list[Param
         biases = {p: Slot(f"{canon}.mlp.{p}.bias", s.intermediate) for p in ("gate_proj", "up_proj")}
         out.append(Parameter(f"{at}.mlp.gate_up_proj.bias", "column", (_mul(2, s.intermediate),), linear, biases))
         out.append(_plain(f"{at}.mlp.down_proj.bias", f"{canon}.mlp.down_proj.bias", "exact", (s.hidden,), linear))
-    for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    for n in norms[1:] if i and contract["layer_parameter"] == "midlayer.N" else norms:  # such a class builds one input norm a layer
         out.append(_plain(f"{at}.{n}.weight", f"{canon}.{n}.weight", "exact", (s.hidden,), norm))
     return out
 
@@ -171,4 +174,6 @@ def build_parameters(view: EngineView, s: Sizes, contract: Contract, target_voca
         out.append(_plain("lm_head.weight", "lm_head.weight", "vocab", (s.draft_vocab, s.hidden), contract["linear_start"]))
     if contract["d2t_names"] == "replace" and (contract["d2t_full_vocab"] == "accepted" or s.draft_vocab != (target_vocab or s.vocab)):
         out.append(_plain("draft_id_to_target_id", "d2t", "exact", (s.draft_vocab,), "zeros"))
+    if contract["d2t_missing"] == "refuse-if-reduced" and s.draft_vocab is not None and s.draft_vocab != s.vocab:
+        out.append(_plain("model.d2t", "d2t", "exact", (s.draft_vocab,), "uninitialised"))
     return {p.name: p for p in out}

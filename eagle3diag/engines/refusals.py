@@ -36,7 +36,8 @@ def construction(view: EngineView, s: Sizes, contract: Contract, spec: DraftSpec
             )
     layers = c.get("num_hidden_layers")
     if contract["draft_layers"] == "one" and isinstance(layers, int) and layers != 1:
-        yield Refusal("construct", "ValueError: EAGLE3 currently only supports 1 layer", f"num_hidden_layers is {layers}", "draft_layers")
+        text = "ValueError: EAGLE3 currently only supports 1 layer" if contract.engine != "llama.cpp" else "not taken for an EAGLE-3 draft"
+        yield Refusal("construct", text, f"num_hidden_layers is {layers}", "draft_layers")
     if "target_hidden_size" in c and c["target_hidden_size"] is None and contract["target_hidden_null"] == "refuse":
         yield Refusal(
             "construct",
@@ -56,7 +57,7 @@ def construction(view: EngineView, s: Sizes, contract: Contract, spec: DraftSpec
             )
             yield Refusal(
                 "construct",
-                text,
+                text if contract.engine != "llama.cpp" else "not taken for an EAGLE-3 draft",
                 "draft_vocab_size is " + ("null" if stated else "absent"),
                 "draft_vocab_null" if stated else "draft_vocab_absent",
             )
@@ -131,7 +132,7 @@ def derived_context(config: Mapping[str, Any]) -> int | None:
 
 def draft_dtype(view: EngineView, contract: Contract) -> str | None:
     """dtype the engine gives the draft under ``--dtype auto``; None where it takes the target's."""
-    if contract["dtype"] == "target":
+    if contract["dtype"] != "own":
         return None
     stated = next((view.config[k] for k in contract["dtype_keys"] if isinstance(view.config.get(k), str)), None)
     name = (stated or "float32").removeprefix("torch.")

@@ -222,9 +222,10 @@ def _first(
     if contract["missing"] == "refuse":
         absent = sorted(n for n, start_value in never.items() if start_value != "target")
         if absent:
+            text = f"ValueError: Following weights were not initialized from checkpoint: {absent}"
             return Refusal(
                 "load_weights",
-                f"ValueError: Following weights were not initialized from checkpoint: {absent}",
+                text if contract.engine == "vllm" else f"{absent[0]} is needed and not in the file",
                 "this version checks for missing tensors",
                 "missing",
             )

@@ -45,10 +45,13 @@ class Behaviour:
     rule: Callable[[tuple[int, ...] | None, int], tuple[int, ...] | None] | None = field(default=None, compare=False)
 
 
+_LISTED = ("sglang", "vllm")  # engines whose target classes are on record
 #: What most classes of an engine do; used where the target is not given or not on record.
 GENERIC = {
     "sglang": Behaviour(ids="plus-one", source="engine report 3.1, generic target"),
     "vllm": Behaviour(ids="verbatim", source="engine report 3.1, all classes"),
+    "tensorrt-llm": Behaviour(ids="plus-one", source="transitions 6"),
+    "llama.cpp": Behaviour(ids="verbatim", source="transitions 7"),
 }
 
 
@@ -75,6 +78,8 @@ class TargetSupport:
 
 @lru_cache(maxsize=4)
 def _data(engine: str) -> dict[str, Any]:
+    if engine not in _LISTED:
+        return {"family": {}, "absent": {"classes": []}, "missing": {"steps": []}}
     with (_DATA / f"{engine}_targets.toml").open("rb") as file:
         return tomllib.load(file)
 

@@ -180,6 +180,8 @@ def engine_view(draft: Checkpoint, spec: DraftSpec, contract: Contract) -> Engin
     refusal = None
     if contract["architecture_rename"] == "ignored":
         draft_class = "llama"
+    elif contract["architecture_rename"] == "by-kv-lora-rank":
+        draft_class = "mla" if raw.get("kv_lora_rank") else "llama"
     elif draft_class is None:
         refusal = Refusal(
             "construct",
