@@ -13,6 +13,7 @@ from eagle3diag.errors import UsageError, escaped
 if TYPE_CHECKING:
     from eagle3diag.report.acceptance import EngineAcceptance
     from eagle3diag.report.layout import View
+    from eagle3diag.rules.model import Report
 
 MAX_LAUNCH_BYTES = 1 << 20
 
@@ -31,22 +32,46 @@ def _launch(a: argparse.Namespace) -> str | None:
 
 def check(a: argparse.Namespace) -> int:
     """The verdict on a draft; exit status by the findings, 2 where a rule crashed."""
-    from eagle3diag.report import jsonout
     from eagle3diag.rules.case import check
 
-    report = check(a.draft, target=a.target, engine=a.engine, launch=_launch(a), other=a.other, dump=a.dump, headers_only=a.headers_only)
+    report = check(
+        a.draft,
+        target=a.target,
+        engine=a.engine,
+        launch=_launch(a),
+        other=a.other,
+        dump=a.dump,
+        log=a.log,
+        control=a.control,
+        baseline=a.baseline,
+        metrics=a.metrics,
+        headers_only=a.headers_only,
+    )
+    return judged(a, report, f"eagle3diag check {a.draft}")
+
+
+def judged(a: argparse.Namespace, report: Report, title: str) -> int:
+    """Shows a report, with what explains a log's number where there is one; the exit status by ``--fail-on``."""
+    from eagle3diag.report import jsonout
+
+    explanation = None
+    if report.case.log is not None and a.format != "sarif":
+        from eagle3diag.rules.explain import explain
+
+        explanation = explain(report)
 
     def views() -> Sequence[View]:
         from eagle3diag.report.views import view
 
-        return [view(report)]
+        log = [view(report.case.log)] if report.case.log is not None and report.case.log.readable else []
+        return [view(report), *([view(explanation)] if explanation is not None else []), *log]
 
     if a.format == "sarif":
         from eagle3diag.report.sarif import render
 
         emit(a, render(report))
     else:
-        show(a, lambda: jsonout.checked(report), views, f"eagle3diag check {a.draft}")
+        show(a, lambda: jsonout.checked(report, explanation), views, title)
     crashed = [o for o in report.outcomes if o.status == "crashed"]
     if crashed:
         codes = ", ".join(o.code for o in crashed)

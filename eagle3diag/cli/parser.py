@@ -13,7 +13,7 @@ __all__ = ["build_parser"]
 FORMATS = ("text", "json", "html", "markdown")
 #: every command, in the order of the help
 NAMES = (
-    "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "notebook",
+    "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "log", "notebook",
 )  # fmt: skip
 EPILOG = "exit status: 0 answered, nothing at the fail level; 1 findings; 2 no answer, with one line on stderr"
 
@@ -58,6 +58,17 @@ def _length(text: str) -> float:
         value = 0.0
     if not 1.0 <= value <= 64.0:
         raise argparse.ArgumentTypeError(f"{text!r} is no acceptance length (tokens per verification with the bonus token: 1.00 or more)")
+    return value
+
+
+def _rate(text: str) -> float:
+    """Reads a throughput in tokens per second."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no throughput (tokens per second, above 0)")
     return value
 
 
@@ -109,6 +120,17 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     def dump(p: Any, about: str) -> None:
         p.add_argument("--dump", metavar="DUMP", action=_Once, help=about)
 
+    def log(p: Any) -> None:
+        text = "the same server's log with another draft: tells whether the engine is at fault"
+        p.add_argument("--control-log", dest="control", metavar="LOG2", action=_Once, help=text)
+        text = "tokens per second without speculation, under the same load: does it pay?"
+        p.add_argument("--baseline", metavar="TOK_PER_S", type=_rate, action=_Once, help=text)
+        text = "metrics of the training run (speculators, SpecForge, EAGLE, ModelOpt, Automodel)"
+        p.add_argument("--metrics", metavar="FILE", action=_Once, help=text)
+
+    def fails(p: Any) -> None:
+        p.add_argument("--fail-on", choices=("error", "warning"), action=_Once, help="least severity for exit status 1 (default: error)")
+
     def measured(p: Any) -> None:
         p.add_argument("draft", metavar="DRAFT")
         p.add_argument("dump", metavar="DUMP", help="file or folder of the target's hidden states")
@@ -120,8 +142,10 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     about_case(p, many=False)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare the tensors with")
     dump(p, "file or folder of the target's hidden states, to judge and to run the draft on")
+    p.add_argument("--log", metavar="LOG", action=_Once, help="log of a server that ran this draft: file, folder of rotated files, http://HOST:PORT")
+    log(p)
     p.add_argument("--headers-only", action="store_true", help="read no tensor value; rules on values are listed as skipped")
-    p.add_argument("--fail-on", choices=("error", "warning"), action=_Once, help="least severity for exit status 1 (default: error)")
+    fails(p)
 
     p = command("inspect", "commands", "say what a draft is: dialect, facts with their source, tensors")
     p.add_argument("draft", metavar="DRAFT")
@@ -191,6 +215,12 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     p.add_argument("--draft", metavar="DRAFT", action=_Once, help="also say what becomes of this draft there")
     p.add_argument("--of", choices=("sglang", "vllm"), action=_Once, help="which engine, where the folder holds both")
     p.add_argument("--runner", choices=("v1", "v2"), action=_Once, help="vLLM's model runner (default: the one this target gets)")
+
+    p = command("log", "serving", "read a serving log or metrics: acceptance by one definition, what it shows, does it pay", (*FORMATS, "sarif"))
+    text = "log, JSON or metrics of SGLang or vLLM, plain or gzip; a folder of rotated files; http://HOST:PORT; several, oldest first"
+    p.add_argument("log", metavar="LOG", nargs="+", help=text)
+    log(p)
+    fails(p)
 
     p = command("notebook", "commands", "run a packaged notebook on your files and render it to one HTML file", ("text", "json"))
     p.add_argument("name", metavar="NAME", nargs="?", help="without a name: list them, with their parameters")

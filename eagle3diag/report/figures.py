@@ -24,6 +24,7 @@ __all__ = ["KINDS", "alt", "caption", "chart", "picture", "plot", "png"]
 
 #: class name -> module and stem: ``<stem>_plot(result)``, ``<stem>_caption(result)``, ``<stem>_alt(result)``
 KINDS = {
+    "ServingLog": ("figures_serving", "log"),
     "WeightDiff": ("figures_weights", "diff"),
     "NormProfile": ("figures_hidden", "profile"),
     "TokenNorms": ("figures_hidden", "tokens"),

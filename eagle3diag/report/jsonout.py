@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.hidden.norms import NormProfile
     from eagle3diag.report.acceptance import EngineAcceptance
+    from eagle3diag.rules.explain import Explanation
     from eagle3diag.rules.model import Report
     from eagle3diag.weights.convert import Conversion
     from eagle3diag.weights.diff import WeightDiff
@@ -117,8 +118,13 @@ def inspected(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
     }
 
 
-def checked(report: Report) -> dict[str, Any]:
-    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed, and what was assumed."""
+def checked(report: Report, explanation: Explanation | None = None) -> dict[str, Any]:
+    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed, and what was assumed; with a log also that.
+
+    Args:
+        report: of a draft, or of a log alone, which has no ``draft``, ``engine`` and ``target`` then.
+        explanation: of the log's number.
+    """
     body = report.to_dict()
     case = report.case
     engine = None
@@ -132,17 +138,39 @@ def checked(report: Report) -> dict[str, Any]:
             "runner": contract.runner,
             "origin": contract.origin,
         }
-    return {
-        "schema": SCHEMA,
-        "verdict": body["verdict"],
+    alone = not case.has("draft")
+    about: dict[str, Any] = {} if alone else {
         "draft": draft(case.draft, case.spec),
         "engine": engine,
         "target": None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value},
         "headers_only": case.headers_only,
+    }
+    return {
+        "schema": SCHEMA,
+        "verdict": body["verdict"],
+        **about,
+        **_logged(report, explanation),
         "findings": body["findings"],
         "skipped": [{"code": o.code, "why": o.why, "status": o.status} for o in report.skipped],
         "passed": body["passed"],
         "notes": body["notes"],
+    }
+
+
+def _logged(report: Report, explanation: Explanation | None) -> dict[str, Any]:
+    """What a log adds; nothing without one."""
+    case = report.case
+    if case.log is None:
+        return {}
+    from eagle3diag.serving.payoff import payoff
+
+    pay = payoff(case.log, case.baseline) if case.baseline is not None else None
+    return {
+        "log": case.log.to_dict(),
+        "control": None if case.control is None else case.control.to_dict(),
+        "training": None if case.training is None else case.training.to_dict(),
+        "payoff": None if pay is None else pay.to_dict(),
+        "explanation": None if explanation is None else explanation.to_dict(),
     }
 
 

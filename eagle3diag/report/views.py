@@ -1,7 +1,7 @@
 """Every public result as a ``View``, and from that as text for a terminal, HTML for a notebook, or a table for pandas.
 
 ``display.Shown`` asks here when a result is printed, so results themselves know nothing of rendering. The functions per noun stand in
-``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the noun is told
+``views_serving``, ``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the noun is told
 by its class name, which spares importing the rooms a result does not come from.
 """
 
@@ -38,6 +38,10 @@ KINDS = {
     "ServedAcceptance": ("views_draft", "acceptance"),
     "EngineAcceptance": ("views_draft", "engine"),
     "GreedyLoop": ("views_draft", "loop"),
+    "ServingLog": ("views_serving", "log"),
+    "Payoff": ("views_serving", "payoff"),
+    "Explanation": ("views_serving", "explanation"),
+    "Compatibility": ("views_serving", "compatibility"),
     "Report": ("views_report", "report"),
     "Study": ("views_report", "study"),
 }

@@ -46,6 +46,9 @@ def _skipped(report: Report) -> Table:
 
 def _given(report: Report) -> str:
     case = report.case
+    if not case.has("draft"):
+        log = case.log
+        return f"a log of {log.engine or 'an unknown engine'}, no draft given" if log is not None else "no draft given"
     parts = [f"{case.spec.algorithm} draft, {case.spec.dialect.name} dialect"]
     if case.served is None:
         parts.append("no engine given")
