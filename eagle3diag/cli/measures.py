@@ -130,6 +130,12 @@ def _vocabulary(draft: str) -> Sequence[int]:
 
 def capture(a: argparse.Namespace) -> int:
     """A target's states over texts, as a portable dump."""
+    if a.target.lower().startswith(("http://", "https://")):
+        from eagle3diag.cli.sources import capture_server
+
+        return capture_server(a, _layers(a.layers))
+    if a.target_config is not None or a.storage is not None:
+        raise UsageError("--target-config and --storage are for a server: give its http://HOST:PORT as TARGET")
     from eagle3diag.hidden.capture import capture
     from eagle3diag.report import jsonout
 

@@ -13,7 +13,8 @@ __all__ = ["build_parser"]
 FORMATS = ("text", "json", "html", "markdown")
 #: every command, in the order of the help
 NAMES = (
-    "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "log", "notebook",
+    "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "log",
+    "notebook",
 )  # fmt: skip
 EPILOG = "exit status: 0 answered, nothing at the fail level; 1 findings; 2 no answer, with one line on stderr"
 
@@ -194,7 +195,8 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
 
     text = "run a target over texts and write its hidden states as a portable dump"
     p = command("capture", "measures", text, ("text", "json"), output=False)
-    p.add_argument("target", metavar="TARGET", help="local folder of a causal LM, or a .gguf file")
+    text = "local folder of a causal LM, a .gguf file, or http://HOST:PORT of an SGLang or vLLM server"
+    p.add_argument("target", metavar="TARGET", help=text)
     p.add_argument("--text", metavar="FILE", required=True, action=_Once, help="prompts: .txt one a line, or .jsonl")
     text = "folder to write; a capture that was stopped goes on there"
     p.add_argument("-o", "--output", dest="out", metavar="DUMP", required=True, action=_Once, help=text)
@@ -206,6 +208,10 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     p.add_argument("--decode-output", dest="decode_out", metavar="DUMP2", action=_Once, help="write the states of cached decoding as well")
     p.add_argument("--no-decode", action="store_true", help="leave out the comparison of prefill with cached decoding")
     p.add_argument("--no-chat", action="store_true", help="take prompts as they are, without the chat template")
+    text = "of a server: the target's config or folder, for its layers, width and chat template"
+    p.add_argument("--target-config", metavar="T", action=_Once, help=text)
+    text = "of a vLLM server: where the folder it writes states to is mounted here"
+    p.add_argument("--storage", metavar="DIR", action=_Once, help=text)
     p.add_argument("--device", metavar="D", action=_Once, help="where the target runs (default: cpu)")
     p.add_argument("--dtype", metavar="T", action=_Once, help="what it runs in (default: float32 on the CPU)")
 

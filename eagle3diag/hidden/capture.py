@@ -72,6 +72,7 @@ class Capture(Shown):
         decode: per layer, over all samples; empty where decoding was not run.
         argmax_differs: positions at which decoding chose another token than prefill.
         rows: the folder with the target's rows, open it as the target; None where not asked for.
+        final: the last state, ``pre`` or ``post`` the final norm, or ``none`` where a server did not hand it out.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Capture(Shown):
     decode: tuple[LayerDifference, ...] = ()
     argmax_differs: int = 0
     rows: str | None = None
+    final: Literal["pre", "post", "none"] = "pre"
 
 
 def default_layers(count: int) -> tuple[int, ...]:

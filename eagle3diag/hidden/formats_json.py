@@ -20,7 +20,7 @@ from eagle3diag.hidden.formats_files import Array, Contents
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["json_parts", "may_hold_states"]
+__all__ = ["json_parts", "may_hold_states", "response_parts"]
 
 _LIMIT = 2 << 30  # bytes of one document: 8,192 rows of 8,192 numbers in words
 _BLOCK = 1 << 20
@@ -104,6 +104,15 @@ def _load(text: bytes, where: str) -> Any:
         raise CheckpointError(f"{where}: JSON nested too deeply") from None
     except ValueError as error:  # also bytes that are no UTF-8, and integers of thousands of digits
         raise CheckpointError(f"{where}: not readable as JSON ({escaped(error, 80)}); fetch the file again") from None
+
+
+def response_parts(answer: Any, where: str) -> Contents:
+    """One response that is in memory, as a server gives it.
+
+    Raises:
+        CheckpointError: no hidden states or no token ids in it.
+    """
+    return _response(Path(where), where, where, answer, 0)
 
 
 def _response(path: Path, name: str, where: str, answer: Any, part: int) -> Contents:

@@ -248,7 +248,10 @@ def capture_view(capture: Capture) -> View:
         )
         for d in capture.decode
     )
-    notes = [f"States: HF {', '.join(map(str, capture.layers))}, and the last one before the final norm."]
+    stored = [*([f"HF {', '.join(map(str, capture.layers))}"] if capture.layers else [])]
+    if capture.final != "none":
+        stored.append(f"the last one {'before' if capture.final == 'pre' else 'after'} the final norm")
+    notes = [f"States: {', and '.join(stored)}."]
     if capture.rows:
         notes.append(f"A review needs no target: give --target {capture.rows}.")
     return View(
