@@ -31,7 +31,22 @@ def test_every_command_parses(command: str) -> None:
 
 def test_every_command_there_is_is_shown() -> None:
     shown = {shlex.split(c)[1] for c in commands()}
-    assert shown == {"check", "inspect", "serve", "diff", "convert", "rules", "report", "notebook", "demo", "norms", "agree", "wirings", "capture"}
+    assert shown == {
+        "check",
+        "inspect",
+        "serve",
+        "diff",
+        "convert",
+        "rules",
+        "report",
+        "notebook",
+        "demo",
+        "norms",
+        "agree",
+        "wirings",
+        "capture",
+        "scan",
+    }
 
 
 def test_every_path_is_there() -> None:
