@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, View, count, figure_text, percent, table
+from eagle3diag.report.layout import Block, View, count, percent, table
 
 if TYPE_CHECKING:
     from eagle3diag.rules.explain import Explanation
@@ -97,7 +97,7 @@ def log_view(log: ServingLog) -> View:
         rows_ = ((e.label, e.windows, f"{e.length:.3f}", "–" if e.drafts is None else f"{e.drafts:,.0f}") for e in log.by_engine)
         tables.append(table("By engine or rank", ("engine", "lines", "length", "verifications"), rows_))
     if len(log.contexts) > 1:
-        shown = ((f"{c.context:,.0f}", f"{c.length:.2f}", figure_text(c.throughput, 1), c.windows) for c in log.contexts)
+        shown = ((f"{c.context:,.0f}", f"{c.length:.2f}", "–" if c.throughput is None else f"{c.throughput:.1f}", c.windows) for c in log.contexts)
         tables.append(table("By context of a request", ("tokens of context", "length", "tokens/s of a request", "windows"), shown))
     if log.warnings:
         tables.append(table("Lines that matter", ("line", "what follows", "times"), ((w.text, w.means, w.count) for w in log.warnings)))

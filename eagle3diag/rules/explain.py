@@ -19,6 +19,8 @@ from eagle3diag.rules.model import Case, Report, Severity
 from eagle3diag.rules.registry import NotJudged
 
 if TYPE_CHECKING:
+    from eagle3diag.checkpoint.wiring import Wiring
+    from eagle3diag.draft.wirings import Candidate
     from eagle3diag.rules.srv_look import Expected
     from eagle3diag.serving.compatible import Compared, Compatibility
     from eagle3diag.serving.model import ServingLog
@@ -27,6 +29,7 @@ __all__ = ["Cause", "Explanation", "explain"]
 
 SETTLES, COUNTS, HINTS = 4.0, 2.0, 1.0
 _LOW = 1.3  #: length up to which a reference draft is taken to collapse too
+_LOW_RATE = 0.18  # drafted rate, in chains of up to 5
 _WELL = 1.6  #: length from which it is taken to be well served
 _LISTED = 12
 
@@ -121,6 +124,9 @@ def explain(report: Report) -> Explanation | None:
     log = case.log
     if log is None or log.acceptance_length is None or not enough(log):
         return None
+    wrong = any(f.code.startswith("SRV") and f.severity is not Severity.INFO for f in report.findings)
+    if not (wrong or case.has("draft") or case.control is not None or case.training is not None):
+        return None  # nothing to explain, and nothing to explain it with
     scales, notes = _Scales(), []
     _findings(report, scales)
     _pattern(log, scales)
@@ -128,7 +134,7 @@ def explain(report: Report) -> Explanation | None:
     _control(case, log, scales)
     compared, predicted = _dump(case, log, scales, notes)
     _training(case, log, scales)
-    _settled(scales, predicted is not None)
+    _settled(case, scales, predicted is not None)
     causes = _listed(scales, compared)
     return Explanation(
         observed=log.acceptance_length,
@@ -211,8 +217,9 @@ def _control(case: Case, log: ServingLog, scales: _Scales) -> None:
         return
     length, own = other.acceptance_length, log.acceptance_length or 1.0
     rate = f" (drafted rate {100 * other.acceptance_rate:.0f} %)" if other.acceptance_rate is not None else ""
-    if length <= _LOW or (own < _WELL and length < own + 0.15 and length < _WELL):
-        told = f"another draft on the same server is accepted no better: length {length:.2f}{rate}"
+    low = length <= _LOW or (length < _WELL and other.k is not None and other.k <= 5 and (other.acceptance_rate or 1.0) <= _LOW_RATE)
+    if low or (own < _WELL and length < own + 0.15 and length < _WELL):
+        told = f"another draft on the same server is accepted badly too: length {length:.2f}{rate}"
         scales.add(SETTLES, told, "engine")
         scales.add(-COUNTS, told, "weights", "mapping", "file", "weak", "texts", "config")
     elif length >= own + 0.3:
@@ -233,7 +240,8 @@ def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tup
     assert seen is not None
     try:
         expected = from_dump(case, own_chain(log))
-        wirings = Wirings(look(case).bench, case.target)
+        at = look(case)
+        wirings = Wirings(at.bench, case.target, extra=_as_served(case, at.bench.base))
         compared = wirings.compare(seen, alone=True)
     except (NotJudged, CheckpointError) as why:
         notes.append(f"the dump says nothing: {why}")
@@ -244,11 +252,12 @@ def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tup
         scales.add(SETTLES, f"{told}: within {own.z:.1f} standard errors", "weak" if expected.length < 1.8 else "sound")
         scales.add(-COUNTS, f"{told}: as predicted", *FAULTS, "engine", "texts")
         return compared, expected
-    if seen.length > expected.length:
+    if seen.length > expected.length + 2 * seen.error + expected.error:
         scales.add(COUNTS, f"{told}: service is easier than the dump", "repetition", "texts")
         scales.add(-SETTLES, f"{told}: more than predicted", *FAULTS, "engine", "weak")
         return compared, expected
-    scales.add(-2 * SETTLES, f"{told}: {own.z:.1f} standard errors below", "weak", "sound")
+    by = "below" if seen.length < expected.length - 0.02 else "away by position (" + _positions(seen.joint, own.joint) + ")"
+    scales.add(-2 * SETTLES, f"{told}: {own.z:.1f} standard errors {by}", "weak", "sound")
     scales.add(COUNTS, told, "engine")
     scales.add(HINTS, told, "texts")
     compared = wirings.compare(seen)
@@ -270,6 +279,23 @@ def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tup
     if not any(c.name != OWN for c in compared.compatible):
         scales.add(HINTS, "no single wiring fault gives these counts on the dump", "engine", "texts")
     return compared, expected
+
+
+def _as_served(case: Case, base: Wiring) -> list[Candidate]:
+    """The wiring that the engine would run, where it is another than the draft's own."""
+    from eagle3diag.draft.wirings import Candidate, described
+
+    served = case.served
+    if served is None or served.refused is not None or not base.differences(served.wiring):
+        return []
+    change = base.differences(served.wiring)
+    name = f"{described(base, served.wiring)} (as {served.contract.label} would run it)"
+    return [Candidate(name=name, kind="engine", wiring=served.wiring, change=change)]
+
+
+def _positions(seen: Sequence[float], own: Sequence[float]) -> str:
+    a, b = (" ".join(f"{100 * p:.1f}" for p in some[: len(own)]) for some in (seen, own))
+    return f"{a} % against {b} %"
 
 
 def _kinds_of(change: str) -> tuple[str, ...]:
@@ -298,11 +324,12 @@ def _training(case: Case, log: ServingLog, scales: _Scales) -> None:
         scales.add(-HINTS, told, *FAULTS)
 
 
-def _settled(scales: _Scales, predicted: bool) -> None:
+def _settled(case: Case, scales: _Scales, predicted: bool) -> None:
     """Candidates that stand even where nothing speaks for them."""
     for kind in ("engine", "weak"):
         scales.score.setdefault(kind, 0.0)
-    if not predicted and scales.score["engine"] < COUNTS and all(s <= 0 for k, s in scales.score.items() if k in FAULTS):
+    files = case.has("draft")
+    if files and not predicted and scales.score["engine"] < COUNTS and all(s <= 0 for k, s in scales.score.items() if k in FAULTS):
         scales.add(HINTS, "nothing found in the files explains it", "engine")
 
 
@@ -322,13 +349,13 @@ def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
         if excluded:
             nearest = min((c for c in wirings if kind in _kinds_of(c.name)), key=lambda c: c.counts_z)
             contra.append(f"tried on the dump, the nearest ({nearest.name}) gets {nearest.length:.2f}: {nearest.z:.1f} standard errors away")
-        elif score <= -SETTLES and not scales.pro.get(kind):
+        elif score < 0 and not scales.pro.get(kind):
             excluded = True
         name = CAUSES[kind]
         causes.append(
             Cause(name=name, kind=kind, score=score, for_=tuple(scales.pro.get(kind, ())), against=tuple(contra), excluded=excluded)
         )
-    causes.sort(key=lambda c: (c.excluded, -c.score, c.name))
+    causes.sort(key=lambda c: (c.excluded, -round(c.score, 6), c.group or len(causes), c.name))
     return causes[:_LISTED]
 
 
@@ -343,5 +370,5 @@ def _group(members: Sequence[Compared], scales: _Scales) -> Cause:
     fits = f"{names[0]} gets {first.length:.2f} on the dump, {first.z:.1f} standard errors from the log"
     pro = (fits, *dict.fromkeys(t for k in kinds for t in scales.pro.get(k, ())))
     contra = tuple(dict.fromkeys(t for t in scales.contra.get(best, ())))
-    score = scales.score.get(best, 0.0) + COUNTS + (HINTS if first.z < 1 else 0.0)
+    score = scales.score.get(best, 0.0) + COUNTS + HINTS * (1 - min(first.counts_z, 3.0) / 3)
     return Cause(name=shown, kind=best, score=score, for_=pro, against=contra, group=first.group, members=names)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "V0Line", "throughputs", "v0_lines", "vllm_counts"]
 
 _LINE = re.compile(
-    rb"SpecDecoding metrics: (Draft acceptance rate: [\d.na]+%, )?(?:Mean acceptance length: ([\d.]+|nan), )?"
+    rb"SpecDecoding metrics: (?:Draft acceptance rate: ([\d.na]+)%, )?(?:Mean acceptance length: ([\d.]+|nan), )?"
     rb"(?:Accepted throughput: [\d.]+ tokens/s, Drafted throughput: [\d.]+ tokens/s, )?"
     rb"Accepted: (\d+) tokens, Drafted: (\d+) tokens(?:, Per-position acceptance rate: (\d\.\d{3}(?:, \d\.\d{3})*))?"
+    rb"(?:, Avg Draft acceptance rate: ([\d.na]+)%)?"
 )
 #: the three numbers that the sums need, for the bulk of a long log
 _BULK = re.compile(rb"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ([\d., ]*\d)")
@@ -101,8 +102,8 @@ def vllm_counts(data: bytes, *, fine: bool, last: bool = False) -> list[Counts]:
     out = [_of(some) for some in by_k.values()]
     if last and rows and rows[-1][3] != b"0":
         k = rows[-1][4].count(b".") if rows[-1][4] else 0
-        again = _of([rows[-1]])
-        if again.wrong:  # cut: what is left of it is no measurement
+        usual = max(by_k, key=lambda n: len(by_k[n]))
+        if k != usual or _of([rows[-1]]).wrong:  # cut: what is left of it is no measurement
             by_k[k].pop()
             out = [_of(some) for some in by_k.values() if some]
     return out
@@ -136,8 +137,8 @@ def _fine(data: bytes) -> list[tuple[Any, ...]]:
 
 def _of(rows: list[tuple[Any, ...]]) -> Counts:
     """Lines of one chain length, with all they say."""
-    old, mean, accepted, drafted, positions, times, labels = zip(*rows, strict=True)
-    out = _columns(accepted, drafted, positions, (old, mean))
+    old, mean, accepted, drafted, positions, share, times, labels = zip(*rows, strict=True)
+    out = _columns(accepted, drafted, positions, (old, mean, share))
     out.times = times
     for i, label in enumerate(labels):
         name = label.decode("ascii", "replace")
@@ -145,7 +146,7 @@ def _of(rows: list[tuple[Any, ...]]) -> Counts:
     return out
 
 
-def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Sequence[bytes], told: tuple[Any, Any] | None) -> Counts:
+def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Sequence[bytes], told: tuple[Any, Any, Any] | None) -> Counts:
     import numpy as np
 
     n, k = len(accepted), positions[0].count(b".")
@@ -158,6 +159,9 @@ def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Seq
         mean = np.fromiter((float(m or b"nan") for m in told[1]), float, n)
         was_old = np.fromiter((bool(o) for o in told[0]), bool, n)
     drafts, unbonused, wrong = _drafts(k, a, d, mean, rates, was_old)
+    if told is not None:
+        share = np.fromiter((float(one or two or b"nan") for one, two in zip(told[0], told[2], strict=True)), float, n)
+        wrong |= np.abs(100 * a / d - share) > 0.0501
     bad = np.flatnonzero(wrong)
     words = [_words(accepted[i], drafted[i], told[1][i] if told else b"", positions[i]) for i in bad[:20]]
     return Counts(

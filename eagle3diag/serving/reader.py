@@ -136,10 +136,15 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
 
 
 def _into(stream: Any, view: memoryview) -> int:
-    """Reads as much as fits; 0 at the end."""
-    if hasattr(stream, "readinto"):
+    """Reads some bytes; 0 at the end. A packed file is read piece by piece, so that one that breaks off loses nothing before the break."""
+    import codecs
+
+    if isinstance(stream, codecs.StreamRecoder):
+        data = stream.read(len(view) // 4)  # recoding may lengthen it
+    elif hasattr(stream, "read1"):
+        data = stream.read1(len(view))
+    else:
         return int(stream.readinto(view) or 0)
-    data = stream.read(len(view) // 4)  # recoding may lengthen it
     view[: len(data)] = data
     return len(data)
 
