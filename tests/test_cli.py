@@ -290,7 +290,11 @@ def test_rules_lists_and_explains(run: Run) -> None:
     assert [r["code"] for r in body["rules"]] == list(registry.load_all())
     assert run.json("rules", "key203")["rules"][0]["page"].count("## ") >= 4
     assert "KEY203" in run("rules", "KEY")[1]
-    assert "How to fix it" in run("rules", "KEY203")[1]
+    for form in ("text", "markdown"):
+        page = run("rules", "KEY203", "--format", form)[1]
+        assert "How to fix it: " in page
+        assert "\\n" not in page
+        assert "# What" not in page
     assert "no rule XYZ" in run.refused("rules", "XYZ")
 
 
