@@ -457,3 +457,11 @@ def test_stdout_that_cannot_spell_a_sign_is_no_error(draft: Path) -> None:
     assert done.returncode == 1
     assert b"KEY203" in done.stdout
     assert done.stderr == b""
+
+
+def test_a_folder_without_weights_is_no_healthy_draft(tmp_path):
+    (tmp_path / "config.json").write_text((SAMPLE / "draft" / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "eagle3diag", "check", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "no draft to judge" in done.stderr
