@@ -120,9 +120,9 @@ def make_case(
 
     opened = draft if isinstance(draft, Checkpoint) else open_checkpoint(fspath(draft))
     if not opened.tensors and not opened.issues:
-        held = f"0 tensors in {opened.files[0]}" if opened.files else "a config and no weights"
+        what = f"0 tensors in {opened.files[0]}" if opened.files else "a config and no weights"
         raise CheckpointError(
-            f"{escaped(opened.path, 200)}: {escaped(held)}, so there is no draft to judge; "
+            f"{escaped(opened.path, 200)}: {escaped(what)}, so there is no draft to judge; "
             "expected model.safetensors, an index of shards, or a .bin/.pt file"
         )
     spec = draft_spec(opened)
