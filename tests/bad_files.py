@@ -361,6 +361,7 @@ def _namespace(torch: Any) -> Any:
 
 torch_file("pickle-foreign", "needs `argparse.Namespace`", _namespace)
 torch_file("pickle-foreign-old", "needs `argparse.Namespace`", _namespace, old=True)
+torch_file("pickle-module", "needs `torch.nn.modules.linear.Linear`", lambda torch: {"model": torch.nn.Linear(2, 2)})
 
 
 def _expanded(torch: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,6 +183,15 @@ def test_a_dump_and_nothing_else() -> None:
     draft = open_checkpoint(SAMPLE / "draft")
     with pytest.raises(CheckpointError, match="target"):
         agreement(draft, draft_spec(draft), open_dump(SAMPLE / "dumps"), None, max_rows=1)
+
+
+def test_rows_that_a_capture_left_beside_its_dump(tmp_path: Path, found: Agreement) -> None:
+    dump = tmp_path / "dump"
+    shutil.copytree(SAMPLE / "target", dump / "target")
+    shutil.copy(SAMPLE / "dumps" / "sample_0.safetensors", dump)
+    draft = open_checkpoint(SAMPLE / "draft")
+    again = agreement(draft, draft_spec(draft), open_dump(dump / "sample_0.safetensors"), on_policy=False)
+    assert again.steps == found.steps
 
 
 def test_short_samples_and_masks_are_named(one: Bench) -> None:

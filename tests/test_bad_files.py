@@ -82,6 +82,7 @@ _HEAVY = (
     "shard-missing",
     "key-in-two",
     "pickle-expanded",
+    "pickle-module",
     "pickle-huge-text",
     "zip-bomb",
 )

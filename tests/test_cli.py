@@ -290,7 +290,11 @@ def test_rules_lists_and_explains(run: Run) -> None:
     assert [r["code"] for r in body["rules"]] == list(registry.load_all())
     assert run.json("rules", "key203")["rules"][0]["page"].count("## ") >= 4
     assert "KEY203" in run("rules", "KEY")[1]
-    assert "How to fix it" in run("rules", "KEY203")[1]
+    for form in ("text", "markdown"):
+        page = run("rules", "KEY203", "--format", form)[1]
+        assert "How to fix it: " in page
+        assert "\\n" not in page
+        assert "# What" not in page
     assert "no rule XYZ" in run.refused("rules", "XYZ")
 
 
@@ -453,3 +457,11 @@ def test_stdout_that_cannot_spell_a_sign_is_no_error(draft: Path) -> None:
     assert done.returncode == 1
     assert b"KEY203" in done.stdout
     assert done.stderr == b""
+
+
+def test_a_folder_without_weights_is_no_healthy_draft(tmp_path):
+    (tmp_path / "config.json").write_text((SAMPLE / "draft" / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "eagle3diag", "check", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "no draft to judge" in done.stderr

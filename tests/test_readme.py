@@ -84,6 +84,8 @@ def test_the_changelog_lists_every_rule() -> None:
 def test_nothing_names_a_machine() -> None:
     for file in ("README.md", "CHANGELOG.md", "pyproject.toml", ".ci/run", "data_samples/README.md"):
         said = (ROOT / file).read_text(encoding="utf-8")
+        for placeholder in ("hf://org/repo", "https://…", "s3://…"):
+            said = said.replace(f"`{placeholder}`", "")
         assert "/home/" not in said
         assert "://" not in said
 

@@ -244,6 +244,7 @@ def test_every_result_has_repr_html_and_frame(draft: Checkpoint, report: Report,
         assert '<th scope="col">' in page
         assert len(page) < 64_000
         assert len(result.to_frame()) > 0
+        assert json.loads(jsonout.dumps(result.to_dict()))
 
 
 def test_unknown_results_are_refused() -> None:

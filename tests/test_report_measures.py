@@ -269,6 +269,7 @@ def test_every_measurement_shows_itself(name: str) -> None:
     assert page is not None
     assert '<th scope="col">' in page
     assert len(result.to_frame()) > 0
+    assert json.loads(jsonout.dumps(result.to_dict()))
     assert markdown.of(views.view(result))
 
 

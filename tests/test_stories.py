@@ -37,6 +37,8 @@ def test_story_1_the_dropped_layer_the_missing_hook_and_the_convention(tmp_path)
     aux = report.case.spec.aux
     assert aux.hf == (2, 30, 58)
     assert {r.convention for r in aux.readings} == {"hf", "layer-output"}
+    convention = str(found(report, "info")["AUX401"].to_dict())
+    assert all(str(k) in convention for k in (2, 30, 58, 3, 31, 59))
 
 
 def test_story_1_the_ids_reach_other_layers_where_the_hook_exists(tmp_path):

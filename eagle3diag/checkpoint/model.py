@@ -60,6 +60,10 @@ class Issue:
     message: str  #: one printable line with both numbers
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {"kind": self.kind, "file": self.file, "message": self.message}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -130,6 +134,17 @@ class Checkpoint(Shown):
         """Bytes of all tensors, from the headers."""
         return sum(t.nbytes for t in self.tensors.values())
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON: what ``inspect`` says of the files."""
+        return {
+            "path": self.path,
+            "form": self.form,
+            "configs": [{"file": c.file, "schema": c.schema} for c in self.configs],
+            "tensors": [t.to_dict() for t in self.tensors.values()],
+            "issues": [i.to_dict() for i in self.issues],
+            "extras": list(self.extras),
+        }
+
     def read(self, name: str) -> torch.Tensor:
         """One whole tensor on the CPU, in its stored dtype.
 
@@ -173,6 +188,10 @@ class Dialect:
     confidence: Literal["high", "medium", "low"]
     evidence: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {"name": self.name, "confidence": self.confidence, "evidence": list(self.evidence)}
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -205,6 +224,11 @@ class AuxIds:
     def hf(self) -> tuple[int, ...] | None:
         """The likelier reading as HF indices, or None."""
         return self.readings[0].hf if self.readings else None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON, every reading included."""
+        readings = [{"convention": r.convention, "hf": list(r.hf), "why": r.why} for r in self.readings]
+        return {"raw": None if self.raw is None else list(self.raw), "where": self.where, "settled": self.settled, "readings": readings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -253,6 +277,17 @@ class DraftSpec(Shown):
         """Every ``Valued`` field by name, in declaration order."""
         return {n: getattr(self, n) for n in self.__slots__ if isinstance(getattr(self, n), Valued)}
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON: what ``inspect`` says of the draft."""
+        return {
+            "dialect": self.dialect.to_dict(),
+            "algorithm": self.algorithm,
+            "spec": {name: value.to_dict() for name, value in self.values().items()},
+            "aux": self.aux.to_dict(),
+            "wiring": self.wiring.to_dict(),
+            "canonical": dict(self.canonical),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TargetSpec(Shown):
@@ -292,3 +327,14 @@ class TargetSpec(Shown):
     def values(self) -> dict[str, Valued[Any]]:
         """Every ``Valued`` field by name, in declaration order."""
         return {n: getattr(self, n) for n in self.__slots__ if isinstance(getattr(self, n), Valued)}
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {
+            "path": self.path,
+            "spec": {name: value.to_dict() for name, value in self.values().items()},
+            "embed": self.embed,
+            "head": self.head,
+            "final_norm": self.final_norm,
+            "rows": self.rows,
+        }

@@ -100,6 +100,8 @@ def list_torch(path: Path, file: str | None = None) -> TorchListing:
         rare = next((v.needs for v in weights.values() if isinstance(v, Opaque)), "")
         if rare == "torch._utils._rebuild_meta_tensor_no_storage":
             raise CheckpointError(f"{where}: saved from the meta device, so without data; save it again after loading the weights")
+        if rare.startswith("torch.nn.modules."):  # a whole module, not its weights: torch need not be asked to refuse it
+            raise CheckpointError(f"{where}: needs `{escaped(rare)}`; refused, {_SAVE_AGAIN}")
         if rare:
             return _listed_by_torch(path, where, name, identity, rare)
         return _judge({k: v for k, v in weights.items() if isinstance(v, Strided)}, locate, key, where, name, identity)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from einops import rearrange
 from torch import Tensor
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
+from eagle3diag.checkpoint.target import open_target
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.draft.answers import answers
 from eagle3diag.draft.model import PlainDraft, StepOutput, Tokens
@@ -139,6 +141,7 @@ class Bench:
         """Read the draft and as much of the dump as is asked for.
 
         Args:
+            target: its config, with its weights or rows; where they are missing, those a capture left beside the dump.
             base: the wiring at hand, the draft's own where None.
             steps: draft steps per row.
             max_rows: stop at about as many counted rows; samples are then taken evenly over the dump.
@@ -149,6 +152,8 @@ class Bench:
         Raises:
             CheckpointError: draft and dump do not fit, no row counts, or nothing says what the target chose.
         """
+        if target is None or target.embed is None:
+            target = _beside(dump) or target
         own, notes = base_wiring(spec, target, dump)
         base = own if base is None else base
         if base.rope_theta is None:
@@ -344,6 +349,19 @@ class Bench:
         sample, greedy = self.samples[0]
         short = _shortened(sample, rows + self.steps)
         return replace(self, samples=((short, greedy[: len(short.token_ids)]),)).run(0, wiring, steps=steps)
+
+
+def _beside(dump: HiddenDump) -> TargetSpec | None:
+    """The target's config and rows that a capture left with its dump, or None."""
+    at = Path(dump.path)
+    folder = at if at.is_dir() else at.parent
+    for place in (folder, folder / "target"):
+        if (place / "rows.safetensors").is_file() and (place / "config.json").is_file():
+            try:
+                return open_target(place)
+            except CheckpointError:
+                return None
+    return None
 
 
 def _marked(draft: Checkpoint, spec: DraftSpec) -> Tensor | None:

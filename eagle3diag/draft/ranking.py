@@ -31,7 +31,7 @@ from eagle3diag.hidden.model import HiddenDump
 
 __all__ = ["ALPHA", "FLOOR", "Ranked", "WiringRanking", "rank", "rank_bench"]
 
-ALPHA = 0.05
+ALPHA = 0.02  #: chance of naming anything where there is nothing
 FLOOR = 0.01  #: nats; smaller gains are named by nobody
 _APART = 1.96  #: z from which two wirings are told apart
 _ROUNDS = 2  #: single faults found on top of each other
@@ -240,16 +240,14 @@ def _winner(base: Run, runs: Sequence[Run], rows: int, scope: Scope) -> Run | No
     """The wiring to name in place of ``base``: better than it, and of those that cannot be told from the best the most usual."""
     effects = [better_than(r.result(), base.result()) for r in runs]
     corrected = holm([below(e.z) for e, _ in effects], _shares(base.wiring, runs, scope))
-    better = [
-        r
-        for r, (e, hits), p in zip(runs, effects, corrected, strict=True)
-        if len(r.result()) == rows and r.steps == base.steps and _is_better(e, hits, p)
-    ]
+    whole = [x for x in zip(runs, effects, corrected, strict=True) if len(x[0].result()) == rows and x[0].steps == base.steps]
+    better = [r for r, (e, hits), p in whole if _is_better(e, hits, p)]
     if not better:
         return None
-    gain = {id(r): e.mean for r, (e, _) in zip(runs, effects, strict=True)}
+    gain = {id(r): e.mean for r, (e, _), _ in whole}
     best = min(better, key=lambda r: gain[id(r)])
-    level = [r for r in better if r is best or _alike(r, best)]
+    # of a group that is better as a whole, a member may be named that alone would not pass the correction
+    level = [r for r, (e, _), _ in whole if r is best or (e.mean <= -FLOOR and e.z < -_APART and _alike(r, best))]
     return min(level, key=lambda r: (unusual(r.wiring, scope), _faults(r), gain[id(r)]))
 
 
@@ -332,7 +330,7 @@ def _result(bench: Bench, base: Run, runs: list[Run], found: Run | None, scope: 
         ranking=tuple(ranked),
         found=named,
         alike=() if found is None else tuple(r.name for r in ranked if r is not named and r.better and _level(r, found, runs)),
-        smallest=smallest_effect(near, len(runs), blocks=count),
+        smallest=smallest_effect(near, len(runs), blocks=count, alpha=2 * ALPHA),
         tried=len(runs),
         blocks=count,
         source=bench.source,

@@ -1,1 +1,1 @@
-"""The engines room."""
+"""What a recorded engine version does with a draft: a ``Checkpoint`` through a ``Contract`` is a ``ServedDraft``. Launch lines."""

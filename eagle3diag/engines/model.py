@@ -78,6 +78,18 @@ class Contract(Shown):
         told = [*([f"{self.runner} runner"] if self.runner else []), *(["scanned"] if self.origin != "recorded" else [])]
         return f"{self.engine} {self.asked}" + (f" ({', '.join(told)})" if told else "")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, every fact with its source."""
+        return {
+            "engine": self.engine,
+            "version": self.asked,
+            "contract": self.version,
+            "runner": self.runner,
+            "draft_class": self.draft_class,
+            "origin": self.origin,
+            "facts": {n: {"value": f.value, "status": f.status, "source": f.source} for n, f in self.facts.items()},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -116,6 +128,10 @@ class FcState:
     width_in: int | None
     bypassed_at_width: int | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON shape of ``serve``."""
+        return {"runs": self.runs, "width_in": self.width_in, "bypassed_at_width": self.bypassed_at_width}
+
 
 @dataclass(frozen=True, slots=True)
 class AuxCapture:
@@ -142,6 +158,24 @@ class AuxCapture:
     loud: bool = False
     hook: bool | None = None
     shift: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON shape of ``serve``."""
+        return {
+            "ids": _listed(self.ids),
+            "source": self.source,
+            "prefill_hf": _listed(self.prefill_hf),
+            "verify_hf": _listed(self.verify_hf),
+            "unread": {where: list(ids) for where, ids in self.unread.items()},
+            "problem": self.problem,
+            "loud": self.loud,
+            "hook": self.hook,
+            "shift": self.shift,
+        }
+
+
+def _listed(ids: tuple[int, ...] | None) -> list[int] | None:
+    return None if ids is None else list(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +264,30 @@ class ServedDraft(Shown):
     defaulted: Mapping[str, str] = field(default_factory=dict)
     quirks: Mapping[str, str] = field(default_factory=dict)
     launch: Launch | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """One element of the JSON list of ``serve``."""
+        contract, refusal = self.contract, self.refused
+        return {
+            "schema": 1,
+            "engine": contract.engine,
+            "version": contract.asked,
+            "contract": contract.version,
+            "on_record": contract.on_record,
+            "origin": contract.origin,
+            "runner": contract.runner,
+            "refused": None if refusal is None else {"stage": refusal.stage, "message": refusal.message, "why": refusal.why},
+            "fails_later": list(self.fails_later),
+            "algorithm": self.algorithm,
+            "tensors": {name: fate.to_dict() for name, fate in self.tensors.items()},
+            "never_filled": dict(self.never_filled),
+            "fc": self.fc.to_dict(),
+            "aux": self.aux.to_dict(),
+            "wiring": self.wiring.to_dict(),
+            "ignored": dict(self.ignored),
+            "defaulted": dict(self.defaulted),
+            "quirks": dict(self.quirks),
+        }
 
     def dropped(self) -> tuple[str, ...]:
         """Names in the file that reach nothing, on-purpose skips (t2d) left out."""

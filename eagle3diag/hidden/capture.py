@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,6 +83,10 @@ class Capture(Shown):
     argmax_differs: int = 0
     rows: str | None = None
     final: Literal["pre", "post", "none"] = "pre"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
 
 
 def default_layers(count: int) -> tuple[int, ...]:

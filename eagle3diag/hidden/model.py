@@ -126,6 +126,20 @@ class HiddenDump(Shown):
         """The slot of the last state, if there is one."""
         return next((s for s in self.slots if s.role == "final"), None)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: what the dump is, by its headers."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "evidence": list(self.evidence),
+            "hidden": self.hidden,
+            "axis": self.axis,
+            "final_norm": self.final_norm,
+            "slots": [{"slot": s.position, "hf": s.hf, "role": s.role, "name": s.name} for s in self.slots],
+            "samples": len(self.samples),
+            "issues": [{"kind": i.kind, "file": i.file, "message": i.message} for i in self.issues],
+        }
+
     def read(self, ref: SampleRef) -> Sample:
         """One sample, in memory.
 

@@ -1,1 +1,1 @@
-"""The report room."""
+"""Results become text, HTML, Markdown, JSON, SARIF, pictures and notebooks; nothing is computed here that a rule could judge."""

@@ -46,11 +46,18 @@ def _page(rule: Rule) -> str:
     return cleandoc(rule.look.__doc__ or rule.summary)
 
 
+def _paragraph(section: str) -> str:
+    """A section of a page on one line, for a view to wrap: its heading, a colon, its text."""
+    head, _, text = section.strip().partition("\n")
+    said = f"{head.removeprefix('## ')}: {text}" if head.startswith("## ") and text else section
+    return " ".join(said.split())
+
+
 def view(chosen: Sequence[Rule]) -> View:
     """One rule as its page, several as a table."""
     if len(chosen) == 1:
         one = chosen[0]
-        paragraphs = [p for p in _page(one).split("\n\n")[1:] if p.strip()]
+        paragraphs = [_paragraph(p) for p in _page(one).split("\n\n")[1:] if p.strip()]
         summary = f"{one.summary} ({one.severity.value} by default; needs {', '.join(one.needs)})"
         return View(title=one.code, summary=summary, notes=tuple(paragraphs))
     rows = [(r.code, r.severity.value, r.summary, ", ".join(r.needs)) for r in chosen]

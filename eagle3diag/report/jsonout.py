@@ -13,11 +13,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle3diag.checkpoint.model import AuxIds, Checkpoint, Dialect, DraftSpec
+    from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
     from eagle3diag.draft.agreement import Agreement
     from eagle3diag.draft.observed import Explanations
     from eagle3diag.draft.ranking import WiringRanking
-    from eagle3diag.engines.model import AuxCapture, ServedDraft
+    from eagle3diag.engines.model import ServedDraft
     from eagle3diag.hidden.capture import Capture
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.hidden.norms import NormProfile
@@ -73,17 +73,6 @@ def dumps(value: Any) -> str:
     return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
-def dialect(found: Dialect) -> dict[str, Any]:
-    """Name, confidence and what was seen."""
-    return {"name": found.name, "confidence": found.confidence, "evidence": list(found.evidence)}
-
-
-def aux_ids(ids: AuxIds) -> dict[str, Any]:
-    """Recorded ids with every reading of them."""
-    readings = [{"convention": r.convention, "hf": list(r.hf), "why": r.why} for r in ids.readings]
-    return {"raw": None if ids.raw is None else list(ids.raw), "where": ids.where, "settled": ids.settled, "readings": readings}
-
-
 def draft(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
     """The draft in a few facts, as ``check`` shows it."""
     return {
@@ -93,29 +82,15 @@ def draft(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
         "configs": [c.file for c in checkpoint.configs],
         "tensors": len(checkpoint.tensors),
         "bytes": checkpoint.bytes_total,
-        "dialect": dialect(spec.dialect),
+        "dialect": spec.dialect.to_dict(),
         "algorithm": spec.algorithm,
-        "aux": aux_ids(spec.aux),
+        "aux": spec.aux.to_dict(),
     }
 
 
 def inspected(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
-    """The JSON shape of ``inspect``."""
-    return {
-        "schema": SCHEMA,
-        "path": checkpoint.path,
-        "form": checkpoint.form,
-        "dialect": dialect(spec.dialect),
-        "algorithm": spec.algorithm,
-        "configs": [{"file": c.file, "schema": c.schema} for c in checkpoint.configs],
-        "spec": {name: value.to_dict() for name, value in spec.values().items()},
-        "aux": aux_ids(spec.aux),
-        "wiring": spec.wiring.to_dict(),
-        "tensors": [t.to_dict() for t in checkpoint.tensors.values()],
-        "canonical": dict(spec.canonical),
-        "issues": [{"kind": i.kind, "file": i.file, "message": i.message} for i in checkpoint.issues],
-        "extras": list(checkpoint.extras),
-    }
+    """The JSON shape of ``inspect``: the draft, then its files."""
+    return {"schema": SCHEMA, **spec.to_dict(), **checkpoint.to_dict()}
 
 
 def checked(report: Report, explanation: Explanation | None = None) -> dict[str, Any]:
@@ -174,48 +149,9 @@ def _logged(report: Report, explanation: Explanation | None) -> dict[str, Any]:
     }
 
 
-def _listed(ids: tuple[int, ...] | None) -> list[int] | None:
-    return None if ids is None else list(ids)
-
-
-def capture(aux: AuxCapture) -> dict[str, Any]:
-    """Which target states reach the draft."""
-    return {
-        "ids": _listed(aux.ids),
-        "source": aux.source,
-        "prefill_hf": _listed(aux.prefill_hf),
-        "verify_hf": _listed(aux.verify_hf),
-        "unread": {where: list(ids) for where, ids in aux.unread.items()},
-        "problem": aux.problem,
-        "loud": aux.loud,
-        "hook": aux.hook,
-        "shift": aux.shift,
-    }
-
-
 def served(one: ServedDraft, acceptance: EngineAcceptance | None = None) -> dict[str, Any]:
     """One element of the JSON list of ``serve``; ``acceptance`` where a dump was given."""
-    refusal = one.refused
-    body = {
-        "schema": SCHEMA,
-        "engine": one.contract.engine,
-        "version": one.contract.asked,
-        "contract": one.contract.version,
-        "on_record": one.contract.on_record,
-        "origin": one.contract.origin,
-        "runner": one.contract.runner,
-        "refused": None if refusal is None else {"stage": refusal.stage, "message": refusal.message, "why": refusal.why},
-        "fails_later": list(one.fails_later),
-        "algorithm": one.algorithm,
-        "tensors": {name: fate.to_dict() for name, fate in one.tensors.items()},
-        "never_filled": dict(one.never_filled),
-        "fc": {"runs": one.fc.runs, "width_in": one.fc.width_in, "bypassed_at_width": one.fc.bypassed_at_width},
-        "aux": capture(one.aux),
-        "wiring": one.wiring.to_dict(),
-        "ignored": dict(one.ignored),
-        "defaulted": dict(one.defaulted),
-        "quirks": dict(one.quirks),
-    }
+    body = one.to_dict()
     return body if acceptance is None else {**body, "acceptance": acceptance.to_dict()}
 
 
@@ -229,24 +165,9 @@ def converted(conversion: Conversion) -> dict[str, Any]:
     return {"schema": SCHEMA, **conversion.to_dict()}
 
 
-def dump_facts(dump: HiddenDump) -> dict[str, Any]:
-    """What a dump is, by its headers."""
-    return {
-        "path": dump.path,
-        "format": dump.format,
-        "evidence": list(dump.evidence),
-        "hidden": dump.hidden,
-        "axis": dump.axis,
-        "final_norm": dump.final_norm,
-        "slots": [{"slot": s.position, "hf": s.hf, "role": s.role, "name": s.name} for s in dump.slots],
-        "samples": len(dump.samples),
-        "issues": [{"kind": i.kind, "file": i.file, "message": i.message} for i in dump.issues],
-    }
-
-
 def profiled(dump: HiddenDump, profile: NormProfile, comparison: Any = None) -> dict[str, Any]:
     """The JSON shape of ``norms``: the profile, what was profiled, and the comparison with a second dump where there is one."""
-    body = {"schema": SCHEMA, **profile.to_dict(), "dump": dump_facts(dump)}
+    body = {"schema": SCHEMA, **profile.to_dict(), "dump": dump.to_dict()}
     return body if comparison is None else {**body, "comparison": comparison.to_dict()}
 
 
@@ -274,6 +195,4 @@ def ranked(ranking: WiringRanking, explained: Explanations | None = None) -> dic
 
 def captured(capture: Capture) -> dict[str, Any]:
     """The JSON shape of ``capture``."""
-    from dataclasses import asdict
-
-    return {"schema": SCHEMA, **asdict(capture)}
+    return {"schema": SCHEMA, **capture.to_dict()}

@@ -1,1 +1,1 @@
-"""The rules room."""
+"""A ``Case`` becomes a ``Report``: the registry, one module or more a family, and the pages written from their docstrings."""

@@ -22,10 +22,10 @@ from eagle3diag.rules.aux_view import (
 )
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.reading import is_eagle3, label, shape_of
-from eagle3diag.rules.registry import finding, rule
+from eagle3diag.rules.registry import NotJudged, finding, rule
 
 if TYPE_CHECKING:
-    from eagle3diag.engines.model import AuxCapture
+    from eagle3diag.engines.model import AuxCapture, ServedDraft
 
 
 @rule("AUX401", severity=Severity.WARNING, needs=("draft", "engine"))
@@ -58,8 +58,11 @@ def other_layers(case: Case) -> Iterator[Finding]:
     Facts of the engines, section 3.1; dialects, section 4.1; the target classes of both engines were run (capture runs).
     """
     served = serving_aux(case)
-    if served is None or target_fails(case) or (served.aux.ids is None and served.aux.unread):
-        return  # AUX404 and AUX402 speak
+    if served is None or (served.aux.ids is None and served.aux.unread):
+        return  # AUX402 speaks
+    if target_fails(case):
+        yield from _once_it_captures(case, served)
+        return  # AUX404 speaks
     view, captured = view_of(case), served.aux.prefill_hf
     if view.meant is None or captured is None or tuple(sorted(set(view.meant))) == captured:
         return
@@ -83,6 +86,27 @@ def other_layers(case: Case) -> Iterator[Finding]:
             "ids_to_write": ids_to_write(case, served, meant),
         },
         remedy=write_advice(case, served, meant),
+        where=view.ids.where,
+        engines=label(case),
+    )
+
+
+def _once_it_captures(case: Case, served: ServedDraft) -> Iterator[Finding]:
+    """The target hands out nothing in this version: the ids' convention is still worth knowing for the version that does."""
+    view, ids = view_of(case), served.aux.ids
+    if view.meant is None or ids is None:
+        raise NotJudged("the target hands out no states in this version, so there is nothing to compare")
+    add = 1 if served.contract["id_meaning"] == "output" else 0
+    read, meant = tuple(sorted({k + add for k in ids})), tuple(sorted(set(view.meant)))
+    if read == meant:
+        return
+    engine = served.contract.engine
+    yield finding(
+        "AUX401",
+        f"ids {list(ids)} mean HF {shown(meant)} to this draft; where {engine} supports this target, its usual rule reads HF {shown(read)}",
+        severity=Severity.INFO,
+        evidence={"ids": list(ids), "general_rule_hf": list(read), "trained_hf": list(meant), "because": view.why},
+        remedy=f"Before serving with a version that supports this target, write {[k - add for k in meant]}, or check that version.",
         where=view.ids.where,
         engines=label(case),
     )

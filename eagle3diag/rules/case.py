@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from eagle3diag.checkpoint.model import Checkpoint, TargetSpec
-from eagle3diag.errors import UsageError, escaped
+from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.rules.model import Case, Report
 
 if TYPE_CHECKING:
@@ -145,6 +145,12 @@ def make_case(
     from eagle3diag.checkpoint.spec import draft_spec, resolved, state_width
 
     opened = draft if isinstance(draft, Checkpoint) else open_checkpoint(fspath(draft))
+    if not opened.tensors and not opened.issues:
+        what = f"0 tensors in {opened.files[0]}" if opened.files else "a config and no weights"
+        raise CheckpointError(
+            f"{escaped(opened.path, 200)}: {escaped(what)}, so there is no draft to judge; "
+            "expected model.safetensors, an index of shards, or a .bin/.pt file"
+        )
     spec = draft_spec(opened)
     wanted: TargetSpec | None = None
     if target is not None and not isinstance(target, TargetSpec):

@@ -160,9 +160,11 @@ def _tables(case: Case) -> TargetTables | None:
     if target is None or target.embed is None:
         at = Path(case.dump.path)
         folder = at if at.is_dir() else at.parent
-        if (folder / "rows.safetensors").is_file() and (folder / "config.json").is_file():
+        places = (f for f in (folder, folder / "target") if (f / "rows.safetensors").is_file() and (f / "config.json").is_file())
+        beside = next(places, None)
+        if beside is not None:
             try:
-                target = open_target(str(folder))
+                target = open_target(str(beside))
             except CheckpointError:
                 target = case.target
     tables = load_tables(target, case.draft, case.spec)

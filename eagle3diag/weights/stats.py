@@ -239,6 +239,7 @@ def tensor_stats(checkpoint: Checkpoint, name: str, *, block: int = BLOCK) -> Te
         squares_sum = float(grid.row.sum())
     m2 = moments.m2 / n if n else math.nan
     flat = n == 0 or low == high
+    shaped = not flat and 1e-150 < m2 < 1e150  # beyond, float64 holds no fourth power
     row = _variation(grid.row) if grid is not None else (None, None)
     column = _variation(grid.column) if grid is not None else (None, None)
     return TensorStats(
@@ -257,8 +258,8 @@ def tensor_stats(checkpoint: Checkpoint, name: str, *, block: int = BLOCK) -> Te
         mean=low if n and flat else moments.mean if n else math.nan,
         std=0.0 if n and flat else math.sqrt(max(m2, 0.0)) if n else math.nan,
         l2=math.sqrt(squares_sum) if n else math.nan,
-        skewness=math.nan if flat or m2 <= 0 else moments.m3 / n / m2**1.5,
-        kurtosis=math.nan if flat or m2 <= 0 else moments.m4 / n / (m2 * m2) - 3.0,
+        skewness=moments.m3 / n / m2**1.5 if shaped else math.nan,
+        kurtosis=moments.m4 / n / (m2 * m2) - 3.0 if shaped else math.nan,
         constant=n > 0 and flat and n == info.numel,
         row_norm_mean=row[0],
         row_norm_cv=row[1],
