@@ -1,8 +1,8 @@
 """How fast a log is read, against ``grep -c accept`` on the same file, and in how much memory.
 
-Two logs are written: one in which 2 % of the lines are decode lines, one in which all are. Both are read by this library in a process of its
-own and counted by grep, a few times each in turn; the ratio of the medians is what counts. Required: half the rate of grep on the first, a
-twentieth on the second, and memory that does not grow with the file.
+Two logs are written: one in which 2 % of the lines are decode lines, one in which all are. Both are read by this library in a process of
+its own and counted by grep, a few times each in turn; the ratio of the medians is what counts. Required: half the rate of grep on the
+first, a twentieth on the second, and memory that does not grow with the file.
 
     python benchmarks/log_stream.py [--mb 1000] [--engine sglang|vllm] [--json]
 """
@@ -36,14 +36,16 @@ def line(r: random.Random, i: int, engine: str) -> str:
         rates = ", ".join(f"{accepted / drafts * share:.3f}" for share in (0.5, 0.3, 0.2))
         return (
             f"(APIServer pid=4117) INFO 07-20 {clock} [metrics.py:101] SpecDecoding metrics: Mean acceptance length: "
-            f"{1 + accepted / drafts:.2f}, Accepted throughput: {accepted / 10:.2f} tokens/s, Drafted throughput: 90.00 tokens/s, Accepted: "
+            f"{1 + accepted / drafts:.2f}, Accepted throughput: {accepted / 10:.2f} tokens/s, Drafted throughput: 90.00 tokens/s, "
+            "Accepted: "
             f"{accepted} tokens, Drafted: {3 * drafts} tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: "
             f"{accepted / drafts / 3 * 100:.1f}%\n"
         )
     length = r.uniform(1.5, 2.5)
     return (
         f"[2026-02-11 {clock} TP0] Decode batch, #running-req: {r.randint(1, 8)}, #token: {r.randint(500, 20000)}, token usage: 0.01, "
-        f"accept len: {length:.2f}, accept rate: {(length - 1) / 3:.2f}, cuda graph: True, gen throughput (token/s): {r.uniform(100, 300):.2f}, "
+        f"accept len: {length:.2f}, accept rate: {(length - 1) / 3:.2f}, cuda graph: True, gen throughput (token/s): "
+        f"{r.uniform(100, 300):.2f}, "
         "#queue-req: 0\n"
     )
 

@@ -27,8 +27,10 @@ def vllm_line(i: int, drafts: int, accepted: int, rates: Sequence[float], *, eng
     k = k or len(rates)
     shown = ", ".join(f"{r:.3f}" for r in rates)
     return (
-        f"(APIServer pid=4117) INFO 07-20 18:{i // 60:02d}:{i % 60:02d} [metrics.py:101] {engine}SpecDecoding metrics: Mean acceptance length: "
-        f"{1 + accepted / drafts:.2f}, Accepted throughput: {accepted / 10:.2f} tokens/s, Drafted throughput: {drafts * k / 10:.2f} tokens/s, "
+        f"(APIServer pid=4117) INFO 07-20 18:{i // 60:02d}:{i % 60:02d} [metrics.py:101] {engine}SpecDecoding metrics: Mean acceptance "
+        "length: "
+        f"{1 + accepted / drafts:.2f}, Accepted throughput: {accepted / 10:.2f} tokens/s, Drafted throughput: {drafts * k / 10:.2f} "
+        "tokens/s, "
         f"Accepted: {accepted} tokens, Drafted: {drafts * k} tokens, Per-position acceptance rate: {shown}, Avg Draft acceptance rate: "
         f"{100 * accepted / (drafts * k):.1f}%"
     )

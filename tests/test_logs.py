@@ -1,4 +1,4 @@
-"""Serving logs: every line and document of the facts is read, its arithmetic is checked by the tool, and what stands around it does not matter."""
+"""Serving logs: every line and document of the facts is read and its arithmetic checked; what stands around it does not matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.fixtures_srv import request, sglang_line, vllm_line, written
 ROOT = Path(__file__).resolve().parent.parent
 
 # ------------------------------------------------------------------ lines of the facts, as printed
-OLD_SGLANG = "Decode batch. #running-req: 1, #token: 812, token usage: 0.01, accept len: 2.85, gen throughput (token/s): 215.33, #queue-req: 0"
+OLD_SGLANG = (
+    "Decode batch. #running-req: 1, #token: 812, token usage: 0.01, accept len: 2.85, gen throughput (token/s): 215.33, #queue-req: 0"
+)
 GRAPH_SGLANG = OLD_SGLANG.replace("gen throughput", "cuda graph: True, gen throughput")
 RATE_SGLANG = GRAPH_SGLANG.replace("Decode batch.", "Decode batch,").replace("2.85,", "2.85, accept rate: 0.71,")
 COUNTED_SGLANG = RATE_SGLANG.replace("Decode batch,", "Decode batch [40],")
@@ -35,12 +37,14 @@ OLD_VLLM = (
 FIRST_VLLM = OLD_VLLM.replace("2.85", "1.85")
 BARE_VLLM = SPEC + "Draft acceptance rate: 61.8%, Accepted: 612 tokens, Drafted: 990 tokens"
 REAL_VLLM = (
-    "(APIServer pid=95669) INFO 07-20 18:11:49 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.87, Accepted throughput: 9.40 "
+    "(APIServer pid=95669) INFO 07-20 18:11:49 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.87, Accepted throughput: "
+    "9.40 "
     "tokens/s, Drafted throughput: 15.10 tokens/s, Accepted: 282 tokens, Drafted: 453 tokens, Per-position acceptance rate: 0.821, 0.609, "
     "0.437, Avg Draft acceptance rate: 62.3%"
 )
 LONG_VLLM = (
-    SPEC + "Mean acceptance length: 2.37, Accepted throughput: 8.90 tokens/s, Drafted throughput: 97.50 tokens/s, Accepted: 89 tokens, Drafted: "
+    SPEC
+    + "Mean acceptance length: 2.37, Accepted throughput: 8.90 tokens/s, Drafted throughput: 97.50 tokens/s, Accepted: 89 tokens, Drafted: "
     "975 tokens, Per-position acceptance rate: 0.600, 0.385, 0.215, 0.108, 0.062" + ", 0.000" * 10 + ", Avg Draft acceptance rate: 9.1%"
 )
 OFFLINE = (
@@ -61,7 +65,10 @@ VLLM_REQUEST = (
     '{"metrics":{"speculative_decoding":{"mean_acceptance_length":1.2325581395348837,"draft_acceptance_rate":0.07751937984496124,'
     '"acceptance_histogram":[39,1,0,3],"num_spec_steps":43,"num_accepted_draft_tokens":10,"num_draft_tokens":129,"num_spec_tokens":3}}}'
 )
-BENCH = '{"metrics":[{"latency":33.997,"output_throughput":198.13,"accept_length":3.1803,"accuracy":0.33,"num_questions":100,"num_valid_predictions":86}]}'
+BENCH = (
+    '{"metrics":[{"latency":33.997,"output_throughput":198.13,"accept_length":3.1803,"accuracy":0.33,'
+    '"num_questions":100,"num_valid_predictions":86}]}'
+)
 
 
 def read(text: str) -> ServingLog:
@@ -168,7 +175,10 @@ def test_simulated_acceptance_is_named() -> None:
 def test_counts_are_summed_over_engines_and_lengths_never_averaged() -> None:
     lines = []
     for i in range(5):
-        lines += [vllm_line(i, 380, 608, (0.80, 0.50, 0.30), engine="Engine 000: "), vllm_line(i, 20, 12, (0.40, 0.15, 0.05), engine="Engine 001: ")]
+        lines += [
+            vllm_line(i, 380, 608, (0.80, 0.50, 0.30), engine="Engine 000: "),
+            vllm_line(i, 20, 12, (0.40, 0.15, 0.05), engine="Engine 001: "),
+        ]
     log = read("\n".join(lines))
     assert log.acceptance_length == pytest.approx(1 + 3100 / 2000)
     assert {e.label: round(e.length, 2) for e in log.by_engine} == {"Engine 000": 2.6, "Engine 001": 1.6}
@@ -308,7 +318,10 @@ def test_the_bulk_of_a_long_log_is_read_as_its_beginning_is(engine: str, dense: 
 
 
 def test_what_belongs_to_a_matching_line_is_kept_in_a_long_log() -> None:
-    general = b"INFO 07-20 18:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 54.5 tokens/s, Running: 2 reqs, Waiting: 0 reqs\n"
+    general = (
+        b"INFO 07-20 18:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 54.5 tokens/s, "
+        b"Running: 2 reqs, Waiting: 0 reqs\n"
+    )
     rest = b"INFO nothing of interest here\n" * 5000
     kept = reader.matching(rest + general + REAL_VLLM.encode() + b"\n" + rest + SIX.encode() + b"\n")
     log = read_bytes(kept)
@@ -359,7 +372,9 @@ PROMETHEUS = "".join(
 
 
 def test_metrics_of_vllm() -> None:
-    log = read("# HELP vllm:spec_decode_num_drafts_total Number of drafts.\n# TYPE vllm:spec_decode_num_drafts_total counter\n" + PROMETHEUS)
+    log = read(
+        "# HELP vllm:spec_decode_num_drafts_total Number of drafts.\n# TYPE vllm:spec_decode_num_drafts_total counter\n" + PROMETHEUS
+    )
     assert (log.drafts, log.accepted, log.drafted, log.k) == (660, 1224, 1980, 3)
     assert log.per_position == pytest.approx((270 / 330, 200 / 330, 142 / 330))
     assert log.mismatches == ()
@@ -371,7 +386,8 @@ def test_metrics_of_vllm() -> None:
 def test_several_scrapes_and_a_restart() -> None:
     def scrape(drafts: int, accepted: int) -> str:
         return (
-            f'vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}\nvllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {accepted}\n'
+            f'vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}\n'
+            f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {accepted}\n'
             f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {3 * drafts}\n'
         )
 
@@ -392,7 +408,13 @@ def test_what_the_samples_say_of_their_launch() -> None:
     assert (one.engine, one.version, one.k, one.launched.method) == ("sglang", "0.5.23", 3, "EAGLE3")
     assert (one.rate_definition, one.acceptance_length) == ("drafts only", pytest.approx(1.512))
     two = open_log(str(ROOT / "data_samples" / "logs" / "vllm-0.33.0.log"))
-    assert (two.engine, two.version, two.k, two.launched.target, two.launched.draft) == ("vllm", "0.33.0", 3, "/models/target", "/models/draft")
+    assert (two.engine, two.version, two.k, two.launched.target, two.launched.draft) == (
+        "vllm",
+        "0.33.0",
+        3,
+        "/models/target",
+        "/models/draft",
+    )
     assert two.per_position == pytest.approx((0.3496, 0.1211, 0.0237), abs=1e-4)
     assert one.mismatches == two.mismatches == ()
 

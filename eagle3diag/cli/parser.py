@@ -143,7 +143,9 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     about_case(p, many=False)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare the tensors with")
     dump(p, "file or folder of the target's hidden states, to judge and to run the draft on")
-    p.add_argument("--log", metavar="LOG", action=_Once, help="log of a server that ran this draft: file, folder of rotated files, http://HOST:PORT")
+    p.add_argument(
+        "--log", metavar="LOG", action=_Once, help="log of a server that ran this draft: file, folder of rotated files, http://HOST:PORT"
+    )
     log(p)
     p.add_argument("--headers-only", action="store_true", help="read no tensor value; rules on values are listed as skipped")
     fails(p)
@@ -222,7 +224,9 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     p.add_argument("--of", choices=("sglang", "vllm"), action=_Once, help="which engine, where the folder holds both")
     p.add_argument("--runner", choices=("v1", "v2"), action=_Once, help="vLLM's model runner (default: the one this target gets)")
 
-    p = command("log", "serving", "read a serving log or metrics: acceptance by one definition, what it shows, does it pay", (*FORMATS, "sarif"))
+    p = command(
+        "log", "serving", "read a serving log or metrics: acceptance by one definition, what it shows, does it pay", (*FORMATS, "sarif")
+    )
     text = "log, JSON or metrics of SGLang or vLLM, plain or gzip; a folder of rotated files; http://HOST:PORT; several, oldest first"
     p.add_argument("log", metavar="LOG", nargs="+", help=text)
     log(p)

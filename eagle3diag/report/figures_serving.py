@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError
@@ -23,7 +24,7 @@ def _times(log: ServingLog) -> tuple[list[float], str]:
     """Where each stretch lies: minutes since the first, where the lines carry a time that only goes forward, else lines."""
     times = [p.time for p in log.series]
     known = [t for t in times if t is not None]
-    if len(known) == len(times) and all(b >= a for a, b in zip(known, known[1:], strict=False)) and known[-1] > known[0]:
+    if len(known) == len(times) and all(b >= a for a, b in pairwise(known)) and known[-1] > known[0]:
         return [(t - known[0]) / 60 for t in known], "minutes since the first line"
     at, out = 0, []
     for p in log.series:
@@ -87,7 +88,12 @@ def _level(ax: Any, log: ServingLog) -> None:
     assert log.acceptance_length is not None
     ax.axhline(log.acceptance_length, color="#777777", linewidth=0.8, linestyle="--")
     ax.annotate(
-        f"pooled {log.acceptance_length:.2f}", (1.0, log.acceptance_length), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+        f"pooled {log.acceptance_length:.2f}",
+        (1.0, log.acceptance_length),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=8,
     )
     ax.axhline(1.0, color="black", linewidth=0.8)
     ax.grid(axis="y", color="#dddddd", linewidth=0.7)

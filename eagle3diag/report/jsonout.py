@@ -114,12 +114,16 @@ def checked(report: Report, explanation: Explanation | None = None) -> dict[str,
             "origin": contract.origin,
         }
     alone = not case.has("draft")
-    about: dict[str, Any] = {} if alone else {
-        "draft": draft(case.draft, case.spec),
-        "engine": engine,
-        "target": None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value},
-        "headers_only": case.headers_only,
-    }
+    about: dict[str, Any] = (
+        {}
+        if alone
+        else {
+            "draft": draft(case.draft, case.spec),
+            "engine": engine,
+            "target": None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value},
+            "headers_only": case.headers_only,
+        }
+    )
     return {
         "schema": SCHEMA,
         "verdict": body["verdict"],

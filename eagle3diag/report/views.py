@@ -1,8 +1,8 @@
 """Every public result as a ``View``, and from that as text for a terminal, HTML for a notebook, or a table for pandas.
 
 ``display.Shown`` asks here when a result is printed, so results themselves know nothing of rendering. The functions per noun stand in
-``views_serving``, ``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the noun is told
-by its class name, which spares importing the rooms a result does not come from.
+``views_serving``, ``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the
+noun is told by its class name, which spares importing the rooms a result does not come from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, View, count, percent, table
+from eagle3diag.report.layout import Block, Table, View, count, percent, table
 
 if TYPE_CHECKING:
     from eagle3diag.rules.explain import Explanation
@@ -44,9 +44,7 @@ def length_words(log: ServingLog) -> str:
 
 def log_records(log: ServingLog) -> list[dict[str, Any]]:
     """One row a stretch of the log."""
-    return [
-        {"time": p.time, "acceptance_length": p.length, "throughput": p.throughput, "windows": p.windows} for p in log.series
-    ]
+    return [{"time": p.time, "acceptance_length": p.length, "throughput": p.throughput, "windows": p.windows} for p in log.series]
 
 
 def _facts(log: ServingLog) -> list[tuple[str, Any]]:
@@ -97,7 +95,10 @@ def log_view(log: ServingLog) -> View:
         rows_ = ((e.label, e.windows, f"{e.length:.3f}", "–" if e.drafts is None else f"{e.drafts:,.0f}") for e in log.by_engine)
         tables.append(table("By engine or rank", ("engine", "lines", "length", "verifications"), rows_))
     if len(log.contexts) > 1:
-        shown = ((f"{c.context:,.0f}", f"{c.length:.2f}", "–" if c.throughput is None else f"{c.throughput:.1f}", c.windows) for c in log.contexts)
+        shown = (
+            (f"{c.context:,.0f}", f"{c.length:.2f}", "–" if c.throughput is None else f"{c.throughput:.1f}", c.windows)
+            for c in log.contexts
+        )
         tables.append(table("By context of a request", ("tokens of context", "length", "tokens/s of a request", "windows"), shown))
     if log.warnings:
         tables.append(table("Lines that matter", ("line", "what follows", "times"), ((w.text, w.means, w.count) for w in log.warnings)))
@@ -129,11 +130,15 @@ def payoff_view(pay: Payoff) -> View:
     ]
     if pay.draft_cost is not None and pay.best_k is not None and pay.best_speedup is not None:
         rows.append(("a draft step costs, if a verification costs one step", f"{pay.draft_cost:.2f} plain steps"))
-        best = f"{pay.best_k}: {pay.best_speedup:.2f} times plain decoding" if pay.best_k else "none: plain decoding is faster at any length"
+        best = (
+            f"{pay.best_k}: {pay.best_speedup:.2f} times plain decoding" if pay.best_k else "none: plain decoding is faster at any length"
+        )
         rows.append(("best chain at this acceptance", best))
     tables = [table("Does it pay", ("what", "value"), rows)]
     if pay.by_context:
-        tables.append(table("By context", ("tokens of context", "times plain decoding"), ((f"{c:,.0f}", f"{s:.2f}") for c, s in pay.by_context)))
+        tables.append(
+            table("By context", ("tokens of context", "times plain decoding"), ((f"{c:,.0f}", f"{s:.2f}") for c, s in pay.by_context))
+        )
     return View(
         title="Does speculation pay",
         summary=f"{pay.speedup:.2f} times plain decoding: {word}",
@@ -198,7 +203,7 @@ def explanation_view(found: Explanation) -> View:
         )
         for n, c in enumerate(live, 1)
     )
-    tables = ()
+    tables: tuple[Table, ...] = ()
     if out:
         rows = ((c.name, "; ".join(c.against)) for c in out)
         tables = (table("Ruled out", ("cause", "by"), rows),)

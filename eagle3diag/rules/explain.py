@@ -1,9 +1,9 @@
 """One ranked list of causes for the acceptance that a log shows, with the evidence for and against each, and the next experiment.
 
-Evidence comes from the log (its pattern, its warnings, the layers it names), from the rules' findings, from what the draft does on a dump, from the
-training run's metrics and from another draft's log on the same server. Each piece adds to or takes from the causes it bears on; what
-the counts exclude stands below everything they allow. Weights are few and round: 4 settles, 2 counts, 1 hints. Two answers are always among
-the candidates: the checkpoint is innocent, and the wiring is sound but the draft weak.
+Evidence comes from the log (its pattern, its warnings, the layers it names), from the rules' findings, from what the draft does on a
+dump, from the training run's metrics and from another draft's log on the same server. Each piece adds to or takes from the causes it
+bears on; what the counts exclude stands below everything they allow. Weights are few and round: 4 settles, 2 counts, 1 hints. Two answers
+are always among the candidates: the checkpoint is innocent, and the wiring is sound but the draft weak.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def explain(report: Report) -> Explanation | None:
     wrong = any(f.code.startswith("SRV") and f.severity is not Severity.INFO for f in report.findings)
     if not (wrong or case.has("draft") or case.control is not None or case.training is not None):
         return None  # nothing to explain, and nothing to explain it with
-    scales, notes = _Scales(), []
+    scales = _Scales()
+    notes: list[str] = []
     _findings(report, scales)
     _pattern(log, scales)
     _warnings(case, log, scales)
@@ -190,7 +191,9 @@ def _pattern(log: ServingLog, scales: _Scales) -> None:
 def _warnings(case: Case, log: ServingLog, scales: _Scales) -> None:
     """Lines of the log that bear on a cause, and the layers it names."""
     for w in log.warnings:
-        kind = {"weight dropped": "weights", "weights not initialised": "weights", "not a number": "nan", "context cut": "context"}.get(w.key)
+        kind = {"weight dropped": "weights", "weights not initialised": "weights", "not a number": "nan", "context cut": "context"}.get(
+            w.key
+        )
         if kind is not None:
             scales.add(SETTLES, f"the log says: {w.text}", kind)
     method = (log.launched.method or "").lower()
@@ -315,7 +318,9 @@ def _training(case: Case, log: ServingLog, scales: _Scales) -> None:
         return
     share = (log.acceptance_length - 1) / (expected.length - 1) if expected.length > 1 else 1.0
     first = f"{100 * expected.joint[0]:.1f} % at the first step, " if expected.joint else ""
-    told = f"training ({expected.source}): {first}length {expected.length:.2f} in chains of {expected.k}; service {log.acceptance_length:.2f}"
+    told = (
+        f"training ({expected.source}): {first}length {expected.length:.2f} in chains of {expected.k}; service {log.acceptance_length:.2f}"
+    )
     if share < 0.7:
         scales.add(-COUNTS, told, "weak")
         scales.add(HINTS, told, "engine", "states", "weights", "mapping", "recurrence", "texts")
@@ -348,7 +353,9 @@ def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
         contra = list(scales.contra.get(kind, ()))
         if excluded:
             nearest = min((c for c in wirings if kind in _kinds_of(c.name)), key=lambda c: c.counts_z)
-            contra.append(f"tried on the dump, the nearest ({nearest.name}) gets {nearest.length:.2f}: {nearest.z:.1f} standard errors away")
+            contra.append(
+                f"tried on the dump, the nearest ({nearest.name}) gets {nearest.length:.2f}: {nearest.z:.1f} standard errors away"
+            )
         elif score < 0 and not scales.pro.get(kind):
             excluded = True
         name = CAUSES[kind]

@@ -89,11 +89,26 @@ class _Ranked(Protocol):
     def members(self) -> tuple[str, ...]: ...
 
 
-_REFERENCE = "Serve a published draft for this target on the same server with the same flags and give its log as --control-log: it tells the engine from the draft."
-_DUMP = "Capture a dump of the target on some of the served prompts (eagle3diag capture TARGET --text FILE -o DUMP) and add --dump: it tells what the draft can do."
-_STATES = "Compare the states themselves: take the engine's own (eagle3diag capture http://HOST:PORT, or its dump) and run eagle3diag norms on both dumps; layers are told by identity, not by counts."
-_SERVE = "Let the tool serve it: add --engine E==V, --target and --launch; it lists tensor by tensor what that version loads, and which layers it captures."
-_TEXTS = "Dump some of the prompts that are really served and run eagle3diag agree on them: if agreement is as low there, the texts differ; if not, the wiring does."
+_REFERENCE = (
+    "Serve a published draft for this target on the same server with the same flags and give its log as --control-log: it "
+    "tells the engine from the draft."
+)
+_DUMP = (
+    "Capture a dump of the target on some of the served prompts (eagle3diag capture TARGET --text FILE -o DUMP) and add "
+    "--dump: it tells what the draft can do."
+)
+_STATES = (
+    "Compare the states themselves: take the engine's own (eagle3diag capture http://HOST:PORT, or its dump) and run "
+    "eagle3diag norms on both dumps; layers are told by identity, not by counts."
+)
+_SERVE = (
+    "Let the tool serve it: add --engine E==V, --target and --launch; it lists tensor by tensor what that version loads, and "
+    "which layers it captures."
+)
+_TEXTS = (
+    "Dump some of the prompts that are really served and run eagle3diag agree on them: if agreement is as low there, the "
+    "texts differ; if not, the wiring does."
+)
 _TRAIN = "Measure a later or longer-trained checkpoint of the same run at the same k: if length follows training, the wiring is sound."
 _NAN = "Look at the answers of a few requests, and run the same prompts with another attention backend."
 
@@ -142,7 +157,7 @@ def experiment(causes: Sequence[_Ranked], case: Case, compared: Compatibility | 
 
 
 def _within(members: Sequence[str], compared: Compatibility | None) -> str:
-    """What tells wirings of one group apart: the position at which they differ most, with the verifications that would take; else the states."""
+    """What tells wirings of a group apart: the position at which they differ most, with the verifications it takes; else the states."""
     by_name = {c.name: c for c in compared.compared} if compared is not None else {}
     a, b = (by_name.get(m) for m in members[:2])
     if a is None or b is None:
@@ -154,6 +169,7 @@ def _within(members: Sequence[str], compared: Compatibility | None) -> str:
     p, q = a.joint[at], b.joint[at]
     need = round(9 * (p * (1 - p) + q * (1 - q)) / gap**2)
     return (
-        f"'{a.name}' and '{b.name}' differ most at position {at + 1} ({100 * p:.1f} % against {100 * q:.1f} %): per-position counts of about "
+        f"'{a.name}' and '{b.name}' differ most at position {at + 1} ({100 * p:.1f} % against {100 * q:.1f} %): per-position counts of "
+        "about "
         f"{max(50, need):,} verifications on the dump's own prompts would tell. Or: {_STATES}"
     )

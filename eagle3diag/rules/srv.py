@@ -47,13 +47,13 @@ def collapse(case: Case) -> Iterator[Finding]:
     Everything is lost: drafting and verifying cost time and give nothing, so the server is slower than without a draft.
 
     ## How it is detected
-    The pooled acceptance length with the bonus token, in whatever form the log prints it, is at most 1.06, beyond its error; a warning up to
-    1.15. At least 50 verifications are needed.
+    The pooled acceptance length with the bonus token, in whatever form the log prints it, is at most 1.06, beyond its error; a warning up
+    to 1.15. At least 50 verifications are needed.
 
     ## How to fix it
-    A sound draft never comes near this. Check the draft against the engine (`eagle3diag check DRAFT --engine … --target … --launch …`): tensors
-    dropped or never filled, a missing mapping, the wrong algorithm, layers the engine does not capture. If a reference draft collapses on the
-    same server too (`--control-log`), the engine is at fault.
+    A sound draft never comes near this. Check the draft against the engine (`eagle3diag check DRAFT --engine … --target … --launch …`):
+    tensors dropped or never filled, a missing mapping, the wrong algorithm, layers the engine does not capture. If a reference draft
+    collapses on the same server too (`--control-log`), the engine is at fault.
 
     ## Engine versions
     Every version; which fault collapses which version is what KEY, AUX and ENG findings say.
@@ -71,7 +71,8 @@ def collapse(case: Case) -> Iterator[Finding]:
         seen.text,
         severity=severity,
         evidence=_numbers(log) | ({"warnings in the log": [w.text for w in log.warnings[:5]]} if log.warnings else {}),
-        remedy="Check draft, target and launch line together: eagle3diag check DRAFT --target T --engine E==V --log FILE. A reference draft's log "
+        remedy="Check draft, target and launch line together: eagle3diag check DRAFT --target T --engine E==V --log FILE. A reference "
+        "draft's log "
         "from the same server (--control-log) tells whether the engine is at fault.",
         where="acceptance length",
     )
@@ -85,13 +86,14 @@ def pattern(case: Case) -> Iterator[Finding]:
     Either the first position is sound and a later one breaks off, or only a few per cent pass the first and next to nothing the second.
 
     ## Why it costs acceptance
-    A break after a sound position means that what a draft step hands to the next is wrong (state before instead of after the norm, positions,
-    cache): all further drafting is wasted. A few per cent at the first position means that states, head or mapping are not those of training.
+    A break after a sound position means that what a draft step hands to the next is wrong (state before instead of after the norm,
+    positions, cache): all further drafting is wasted. A few per cent at the first position means that states, head or mapping are not
+    those of training.
 
     ## How it is detected
-    From the joint per-position rates and their counts: a position that passes less than 12 % of those before it and less than 0.35 of the rate
-    before, or a first position below 12 % with a second near nothing, each beyond three standard errors. Weak drafts fall fast too; the limits
-    leave them out.
+    From the joint per-position rates and their counts: a position that passes less than 12 % of those before it and less than 0.35 of the
+    rate before, or a first position below 12 % with a second near nothing, each beyond three standard errors. Weak drafts fall fast too;
+    the limits leave them out.
 
     ## How to fix it
     A break: compare `norm_output`, `norm_before_residual`, the engine's feedback quirks (ENG507) and the number of draft layers; run
@@ -130,12 +132,12 @@ def below_expected(case: Case) -> Iterator[Finding]:
 
     ## How it is detected
     The draft's own wiring is run on the dump, for chains as long as the log's, and the lengths are compared with both errors: an error
-    where 0.1 tokens or more are missing beyond three standard errors and more than 15 % of the accepted ones, a warning where less. Training
-    metrics are teacher-forced and often judged inside the draft's vocabulary, so against them less than 70 % is needed.
+    where 0.1 tokens or more are missing beyond three standard errors and more than 15 % of the accepted ones, a warning where less.
+    Training metrics are teacher-forced and often judged inside the draft's vocabulary, so against them less than 70 % is needed.
 
     ## How to fix it
-    Compare what the engine runs with what was trained: `eagle3diag serve DRAFT --engine E==V --target T --dump D`, `eagle3diag wirings DRAFT
-    DUMP --observed LENGTH`. If texts in service differ much from the dump's, dump some of them.
+    Compare what the engine runs with what was trained: `eagle3diag serve DRAFT --engine E==V --target T --dump D`, `eagle3diag wirings
+    DRAFT DUMP --observed LENGTH`. If texts in service differ much from the dump's, dump some of them.
 
     ## Engine versions
     Every version.
@@ -167,7 +169,8 @@ def _below(case: Case, log: ServingLog, expected: Expected, *, training: bool) -
     from eagle3diag.serving.compatible import observed
 
     seen = observed(log)
-    assert seen is not None and log.acceptance_length is not None
+    assert seen is not None
+    assert log.acceptance_length is not None
     lost = expected.length - log.acceptance_length
     error = (expected.error**2 + seen.error**2) ** 0.5
     share = (log.acceptance_length - 1) / (expected.length - 1) if expected.length > 1 else 1.0
@@ -197,7 +200,8 @@ def _below(case: Case, log: ServingLog, expected: Expected, *, training: bool) -
         f"{text}: {tail}",
         severity=severity,
         evidence=evidence,
-        remedy="Compare what the engine runs with what was trained (eagle3diag serve DRAFT --engine E==V --target T --dump D), and which wiring would "
+        remedy="Compare what the engine runs with what was trained (eagle3diag serve DRAFT --engine E==V --target T --dump D), and "
+        "which wiring would "
         "give this number (eagle3diag wirings DRAFT DUMP --observed LENGTH).",
         where="acceptance length",
         engines=(case.served.contract.label,) if case.served is not None else (),
@@ -209,8 +213,8 @@ def trap(case: Case) -> Iterator[Finding]:
     """A metric trap: a number in the log is not what it looks like.
 
     ## What is wrong
-    Nothing, with the draft. A number is defined otherwise than its reader thinks: a rate that counts the bonus token, a length without it, a
-    mean of requests beside a pooled one, positions printed beyond the chain, a tree's nodes in a denominator, simulated acceptance.
+    Nothing, with the draft. A number is defined otherwise than its reader thinks: a rate that counts the bonus token, a length without
+    it, a mean of requests beside a pooled one, positions printed beyond the chain, a tree's nodes in a denominator, simulated acceptance.
 
     ## Why it costs acceptance
     It does not; it makes a sound draft look bad, or a dead one (rate 0.20 with five draft tokens) look alive.
@@ -311,7 +315,7 @@ def not_a_number(case: Case) -> Iterator[Finding]:
         yield finding(
             "SRV808",
             f"{seen.text}: logits are probably not numbers",
-            evidence=_numbers(log) | dict(seen.evidence) | ({"warnings": [w.text for w in log.warnings if w.key == "not a number"]} or {}),
+            evidence=_numbers(log) | dict(seen.evidence) | ({"warnings": [w.text for w in log.warnings if w.key == "not a number"]}),
             remedy="Look at the answers of such requests, and search draft and target for NaN (eagle3diag check DRAFT --dump D).",
             where="accepted per verification",
         )

@@ -26,13 +26,14 @@ def context(case: Case) -> Iterator[Finding]:
     what to do with far positions.
 
     ## How it is detected
-    Windows are sorted by tokens in the cache per running request. The shortest quarter is compared with the longest, which has to be at least
-    three times as long: a fall of 0.15 tokens and a quarter of the accepted ones, beyond four standard errors, with the contexts between going
-    the same way.
+    Windows are sorted by tokens in the cache per running request. The shortest quarter is compared with the longest, which has to be at
+    least
+    three times as long: a fall of 0.15 tokens and a quarter of the accepted ones, beyond four standard errors, with the contexts between
+    going the same way.
 
     ## How to fix it
-    Compare rope base and scaling with the target's (CFG109), `max_position_embeddings` with the served context (CFG108); train on longer texts, or
-    give the draft a sliding window where the engine honours it; switch speculation off for long contexts.
+    Compare rope base and scaling with the target's (CFG109), `max_position_embeddings` with the served context (CFG108); train on longer
+    texts, or give the draft a sliding window where the engine honours it; switch speculation off for long contexts.
 
     ## Engine versions
     SGLang's log tells the context; vLLM's does not. vLLM ignores a draft's `sliding_window`.
@@ -48,7 +49,8 @@ def context(case: Case) -> Iterator[Finding]:
         return
     yield finding(
         "SRV806",
-        f"acceptance length {seen.short:.2f} at about {seen.short_context:,.0f} tokens of context, {seen.long:.2f} at {seen.long_context:,.0f}",
+        f"acceptance length {seen.short:.2f} at about {seen.short_context:,.0f} tokens of context, {seen.long:.2f} at "
+        f"{seen.long_context:,.0f}",
         evidence={
             "short_context": round(seen.short_context),
             "short_length": round(seen.short, 4),
@@ -73,12 +75,13 @@ def pays(case: Case) -> Iterator[Finding]:
     It does not; the acceptance is too low for what a verification and its drafts cost.
 
     ## How it is detected
-    The log's throughput against the one given with `--baseline`. From both follow the cost of a verification in plain decoding steps and the
-    length at which speculation would break even; the cost is split into one plain step and equal draft steps to say which chain would be best.
+    The log's throughput against the one given with `--baseline`. From both follow the cost of a verification in plain decoding steps and
+    the length at which speculation would break even; the cost is split into one plain step and equal draft steps to say which chain would
+    be best.
 
     ## How to fix it
-    Shorter chains, where drafting costs more than it brings; a better draft; no speculation at high load. Measure the baseline under the same load:
-    SGLang caps running requests at 48 with speculation.
+    Shorter chains, where drafting costs more than it brings; a better draft; no speculation at high load. Measure the baseline under the
+    same load: SGLang caps running requests at 48 with speculation.
 
     ## Engine versions
     None.
@@ -100,9 +103,12 @@ def pays(case: Case) -> Iterator[Finding]:
     )
     remedy = "Compare under the same load"
     if one.best_k == 0:
-        remedy += "; no chain length would be faster than plain decoding at this acceptance: switch speculation off, or train a better draft."
+        remedy += (
+            "; no chain length would be faster than plain decoding at this acceptance: switch speculation off, or train a better draft."
+        )
     elif one.best_k is not None and one.best_speedup is not None:
-        remedy += f"; a chain of {one.best_k} would be the best, at {one.best_speedup:.2f} times plain decoding (if a verification costs one step)."
+        best = f"{one.best_speedup:.2f} times plain decoding (if a verification costs one step)"
+        remedy += f"; a chain of {one.best_k} would be the best, at {best}."
     else:
         remedy += "; shorten the chain, or switch speculation off at this load."
     yield finding("SRV807", title, evidence=one.to_dict(), remedy=remedy, where="throughput")
@@ -148,7 +154,12 @@ def readable(case: Case) -> Iterator[Finding]:
             "SRV809",
             f"nothing on speculation in {escaped(log.path, 120)}, {log.bytes:,} bytes{off}",
             severity=Severity.ERROR,
-            evidence={"files": [escaped(f, 120) for f in log.files[:8]], "bytes": log.bytes, "engine": launched.engine, "version": launched.version},
+            evidence={
+                "files": [escaped(f, 120) for f in log.files[:8]],
+                "bytes": log.bytes,
+                "engine": launched.engine,
+                "version": launched.version,
+            },
             remedy="Give the log of the server itself, from a time with requests; vLLM prints nothing with --disable-log-stats.",
         )
         return

@@ -1,9 +1,9 @@
 """Which wirings would give the acceptance that a log shows: each is run on a dump, and compared with the log's counts.
 
-A log tells how often each position was accepted, or the mean alone. A wiring is compatible where no position, and not the length, lies more
-than three standard errors away; the error holds the log's own, the dump's (its rows resemble each other, so blocks of them are drawn) and what
-separates a dump from service: other texts, and drafts that start where the last one ended. Counts cannot separate every two causes; those they
-cannot are one group.
+A log tells how often each position was accepted, or the mean alone. A wiring is compatible where no position, and not the length, lies
+more than three standard errors away; the error holds the log's own, the dump's (its rows resemble each other, so blocks of them are
+drawn) and what separates a dump from service: other texts, and drafts that start where the last one ended. Counts cannot separate every
+two causes; those they cannot are one group.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from eagle3diag.errors import CheckpointError
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import TargetSpec
-    from eagle3diag.draft.measure import Bench
     from eagle3diag.checkpoint.wiring import Wiring
+    from eagle3diag.draft.measure import Bench
     from eagle3diag.draft.wirings import Candidate
     from eagle3diag.serving.model import ServingLog
 
@@ -72,7 +72,8 @@ class Compared:
     Attributes:
         name, kind: the difference to the wiring at hand in words; ``as trained`` for that itself.
         joint, length: on the dump, over the log's positions as far as the dump was run.
-        z: distance from the log in standard errors, the largest over positions and length; ``counts_z`` without the allowance for other texts.
+        z: distance from the log in standard errors, the largest over positions and length; ``counts_z`` without the allowance for other
+        texts.
         group: wirings of one group cannot be separated by these counts; 0 where excluded.
     """
 

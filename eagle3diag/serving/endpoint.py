@@ -35,7 +35,8 @@ def fetch(url: str) -> list[tuple[str, bytes]]:
         if body is None:
             raise UsageError(f"{_shown(url)}: {why}")
         return [(_shown(url), body)]
-    out, reasons = [], []
+    out: list[tuple[str, bytes]] = []
+    reasons: list[str] = []
     for path in _PATHS:
         if path == "/get_server_info" and any(name.endswith("/server_info") for name, _ in out):
             continue
@@ -58,9 +59,9 @@ def _shown(url: str) -> str:
 
 
 def _get(url: str) -> tuple[bytes | None, str]:
-    request = urllib.request.Request(url, headers={"User-Agent": "eagle3diag"})  # noqa: S310
+    request = urllib.request.Request(url, headers={"User-Agent": "eagle3diag"})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             body: bytes = answer.read(_LIMIT + 1)
     except urllib.error.HTTPError as error:
         return None, f"answered {error.code}"

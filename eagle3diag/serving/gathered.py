@@ -103,7 +103,11 @@ class Gathered:
             by_engine=t.shares(),
             series=t.course.told(),
             contexts=t.contexts() if basis == "windows" else (),
-            checked=t.lines + self.documents.checked + self.stated.checked + (self.scrape.checked if self.scrape else 0) + sum(pairs.values()),
+            checked=t.lines
+            + self.documents.checked
+            + self.stated.checked
+            + (self.scrape.checked if self.scrape else 0)
+            + sum(pairs.values()),
             mismatches=tuple(mismatches),
             warnings=self.facts.warnings(),
             training=self.training,
@@ -243,7 +247,8 @@ class Gathered:
             notes.append("counters fell: the engine was restarted, both runs are summed")
         if self.documents.first_token:
             notes.append(
-                f"{self.documents.first_token} requests without counts: completion_tokens / spec_verify_ct counts the token of the prefill too"
+                f"{self.documents.first_token} requests without counts: completion_tokens / spec_verify_ct counts the token of the "
+                "prefill too"
             )
         return [*notes, *self.notes]
 
@@ -263,5 +268,3 @@ def _mean_rate(pairs: dict[tuple[float, float], int]) -> float | None:
 def _foreign(t: Tally) -> str:
     other = ", ".join(f for f in t.formats if f != "SGLang decode line")
     return f"two engines' lines stand in this log: SGLang's are used, {other} left out"
-
-

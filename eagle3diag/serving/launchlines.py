@@ -27,7 +27,10 @@ _VERSIONS = (
     ("vllm", re.compile(rb"\bvllm[=/ ]{1,2}v?(\d+\.\d+\.\d+[\w.+]*)", re.I)),
     ("sglang", re.compile(rb"\bsglang(?:\[\w+\])?[=/: -]{1,2}v?(\d+\.\d+\.\d+[\w.]*)", re.I)),
 )
-_COMMAND = re.compile(rb"(?:^|\n)[+$# ]*((?:[A-Z_0-9]+=\S+ )*(?:\S*python3? -m (?:sglang\.launch_server|vllm\.entrypoints\S*)|\S*vllm serve|sglang serve) [^\n]{5,8000})")
+_COMMAND = re.compile(
+    rb"(?:^|\n)[+$# ]*((?:[A-Z_0-9]+=\S+ )*(?:\S*python3? -m (?:sglang\.launch_server|vllm\.entrypoints\S*)|\S*vllm serve|sglang serve) "
+    rb"[^\n]{5,8000})"
+)
 _AUX = re.compile(
     rb"((?:[Aa]uxiliary|[Aa]ux|EAGLE-?3|eagle3)[^\n:=]{0,60}layers?(?: ids?)?[^\n:=\[(]{0,60}[:=]?\s*[\[(]\s*(\d+(?:,\s*\d+)*),?\s*[\])])"
 )
@@ -56,7 +59,9 @@ _LINES: tuple[tuple[str, re.Pattern[bytes], str], ...] = (
     ),
     (
         "simulated",
-        re.compile(rb"SGLANG_SIMULATE_ACC\w*=?\S{0,20}|synthetic_acceptance\w*['\"]?\s*[:=]\s*(?!None|null|False|'none')\S{1,20}|simulate_acc_len\s*=\s*(?!None|-1|0\b)[\d.]+"),
+        re.compile(
+            rb"SGLANG_SIMULATE_ACC\w*=?\S{0,20}|synthetic_acceptance\w*['\"]?\s*[:=]\s*(?!None|null|False|'none')\S{1,20}|simulate_acc_len\s*=\s*(?!None|-1|0\b)[\d.]+"
+        ),
         "acceptance is simulated: these numbers say nothing about the draft",
     ),
     (
@@ -86,8 +91,10 @@ _LINES: tuple[tuple[str, re.Pattern[bytes], str], ...] = (
     ),
 )
 #: words that a line needs for one of the patterns, so that patterns only ever see single lines
-_TRIGGERS = (b"not found", b"unexpected weight", b"not initiali", b"NaN", b"errors during sampling", b"SIMULATE_ACC", b"synthetic_acceptance",
-             b"simulate_acc_len", b"num_draft_tokens", b"unning_req", b"unning req", b"ignored", b"DeepSeek MTP", b"max_model_len")  # fmt: skip
+_TRIGGERS = (
+    b"not found", b"unexpected weight", b"not initiali", b"NaN", b"errors during sampling", b"SIMULATE_ACC", b"synthetic_acceptance",
+    b"simulate_acc_len", b"num_draft_tokens", b"unning_req", b"unning req", b"ignored", b"DeepSeek MTP", b"max_model_len",
+)  # fmt: skip
 _VERSION_WORDS = (b"API server version", b"LLM engine (v", b"LLM Engine (v", b"sglang", b"SGLang", b"vllm", b"vLLM")
 _AUX_WORDS = (b"uxiliary layer", b"aux layer", b"aux_layer", b"aux hidden", b"aux_hidden", b"agle3", b"AGLE3", b"AGLE-3")
 _PER_WORD = 400  # lines looked at for each word in a block

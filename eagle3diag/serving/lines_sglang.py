@@ -1,7 +1,7 @@
 """SGLang's decode line, 0.4.6 to 0.5.23, as columns.
 
-The line holds means over a window of steps and no counts: length (bonus token counted), since 0.5.4 a rate, requests in flight, tokens in the
-cache, throughput. At first every line's rate, time and rank are read as well (``fine``); after that only what the sums need.
+The line holds means over a window of steps and no counts: length (bonus token counted), since 0.5.4 a rate, requests in flight, tokens in
+the cache, throughput. At first every line's rate, time and rank are read as well (``fine``); after that only what the sums need.
 Source: engines.md 6 (managers/scheduler.py, scheduler_metrics_mixin.py, scheduler_components/metrics_reporter.py).
 """
 

@@ -28,9 +28,7 @@ _LINE = re.compile(
 #: the three numbers that the sums need, for the bulk of a long log
 _BULK = re.compile(rb"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ([\d., ]*\d)")
 _ENGINE = re.compile(rb"Engine (\d+): $")
-_THROUGHPUT = re.compile(
-    rb"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs"
-)
+_THROUGHPUT = re.compile(rb"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs")
 _V0 = re.compile(
     rb"Speculative metrics: Draft acceptance rate: ([\d.]+), System efficiency: ([\d.]+), Number of speculative tokens: (\d+), "
     rb"Number of accepted tokens: (\d+), Number of draft tokens: (\d+), Number of emitted tokens: (\d+)"

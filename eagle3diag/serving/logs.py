@@ -1,8 +1,8 @@
 """Opening a log: what kind it is, everything in it summed, and the sums as one ``ServingLog``.
 
-A text is streamed block by block; a JSON document, a scrape of metrics or a file of training metrics is told by its beginning. All readers add
-to one tally, so a file in which several kinds stand together is one result; where they are of different engines the larger part stands
-and the rest is named.
+A text is streamed block by block; a JSON document, a scrape of metrics or a file of training metrics is told by its beginning. All
+readers add to one tally, so a file in which several kinds stand together is one result; where they are of different engines the larger
+part stands and the rest is named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ __all__ = ["open_log", "read_bytes"]
 _DOCUMENT = 256 << 20  # bytes of one JSON document or scrape
 _PEEK = 1 << 16
 _JSON_MARKS = (b'"speculative_decoding"', b'"spec_verify_ct"', b'"num_spec_steps"', b'"avg_spec_accept_length"', b"'spec_verify_ct'")
-_SCRIPT_MARKS = (b"num_accepted_tokens", b"accept@pos", b"n_accept", b"cceptance Length", b"ccept length", b"ccept_length", b"cceptance length:")
+_SCRIPT_MARKS = (
+    b"num_accepted_tokens",
+    b"accept@pos",
+    b"n_accept",
+    b"cceptance Length",
+    b"ccept length",
+    b"ccept_length",
+    b"cceptance length:",
+)
 
 
 def open_log(path: str | Sequence[str], *, version: str | None = None) -> ServingLog:
@@ -209,5 +217,3 @@ def _closing(text: str) -> int:
         if depth == 0:
             return i + 1 if c == "}" else 0
     return 0
-
-

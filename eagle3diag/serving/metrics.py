@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from eagle3diag.errors import UsageError
 
@@ -98,7 +99,7 @@ def joint_of_histogram(histogram: Sequence[int]) -> tuple[float, ...]:
 def histogram_of(joint: Sequence[float], drafts: float) -> tuple[float, ...]:
     """The way back: expected verifications by number of accepted tokens."""
     edges = [1.0, *joint, 0.0]
-    return tuple(max(0.0, drafts * (a - b)) for a, b in zip(edges, edges[1:], strict=False))
+    return tuple(max(0.0, drafts * (a - b)) for a, b in pairwise(edges))
 
 
 def extended(joint: Sequence[float], k: int) -> tuple[float, ...]:

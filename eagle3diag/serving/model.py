@@ -93,8 +93,8 @@ class Seen:
 class Trap:
     """A number that is not what it looks like.
 
-    ``kind``: ``bonus in rate``, ``ambiguous rate``, ``bonus left out``, ``beyond k``, ``requests``, ``simulated``, ``long chain``, ``tree``,
-    ``mismatch``, ``foreign``.
+    ``kind``: ``bonus in rate``, ``ambiguous rate``, ``bonus left out``, ``beyond k``, ``requests``, ``simulated``, ``long chain``,
+    ``tree``, ``mismatch``, ``foreign``.
     """
 
     kind: str

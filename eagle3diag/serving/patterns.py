@@ -85,7 +85,12 @@ def recurrence(log: ServingLog) -> Pattern | None:
                 "recurrence",
                 f"the first {'position is' if i == 1 else f'{i} positions are'} sound ({100 * joint[i - 1]:.1f} % reach "
                 f"{'it' if i == 1 else 'the last of them'}), of those only {100 * rate:.1f} % pass position {i + 1}: {shown} %",
-                {"breaks_at": i + 1, "conditional": round(rate, 4), "before": round(before, 4), "per_position": [round(p, 4) for p in joint]},
+                {
+                    "breaks_at": i + 1,
+                    "conditional": round(rate, 4),
+                    "before": round(before, 4),
+                    "per_position": [round(p, 4) for p in joint],
+                },
             )
         before, alive = rate, drafts * joint[i]
     return None
@@ -113,24 +118,24 @@ def nan_signature(log: ServingLog) -> Pattern | None:
     histogram = log.histogram
     if histogram is not None and len(histogram) > 2 and sum(histogram) >= 30:
         total, between = sum(histogram), sum(histogram[1:-1])
-        ends = (histogram[0] / total, histogram[-1] / total)
-        if between == 0 and min(ends) >= 0.05:
-            return _nan(f"of {total} verifications {histogram[0]} accept nothing and {histogram[-1]} all {len(histogram) - 1}, none in between",
-                        {"histogram": list(histogram)})  # fmt: skip
+        none, every = histogram[0], histogram[-1]
+        if between == 0 and min(none, every) >= 0.05 * total:
+            text = f"of {total} verifications {none} accept nothing and {every} all {len(histogram) - 1}, none in between"
+            return _nan(text, {"histogram": list(histogram)})
     elif log.per_position and k and k >= 2 and (log.drafts or 0) >= 100 and histogram is None:
         first, last = log.per_position[0], log.per_position[-1]
         same = max(abs(p - first) for p in log.per_position) <= 0.0006
         if same and 0.05 <= first <= 0.8 and last > 0:
-            return _nan(f"every position is accepted in {100 * first:.1f} %: a verification accepts all {k} tokens or none",
-                        {"per_position": [round(p, 4) for p in log.per_position]})  # fmt: skip
+            text = f"every position is accepted in {100 * first:.1f} %: a verification accepts all {k} tokens or none"
+            return _nan(text, {"per_position": [round(p, 4) for p in log.per_position]})
     if log.basis == "windows" and k and log.lengths and log.windows >= 6:
-        ends = sum(n for length, n in log.lengths.items() if length <= 1.005 or abs(length - (k + 1)) < 0.005)
         full = sum(n for length, n in log.lengths.items() if abs(length - (k + 1)) < 0.005)
+        ends = full + sum(n for length, n in log.lengths.items() if length <= 1.005)
         counted = sum(log.lengths.values())
         if ends == counted and 0.05 * counted <= full:
             rest = f", the other {counted - full} exactly 1.00" if full < counted else ""
-            return _nan(f"{full} of {counted} windows have a length of exactly {k + 1}{rest}",
-                        {"lengths": {f"{length:.2f}": n for length, n in log.lengths.items()}, "k": k})  # fmt: skip
+            text = f"{full} of {counted} windows have a length of exactly {k + 1}{rest}"
+            return _nan(text, {"lengths": {f"{length:.2f}": n for length, n in log.lengths.items()}, "k": k})
     return None
 
 

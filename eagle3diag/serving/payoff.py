@@ -2,8 +2,8 @@
 
 One verification yields ``length`` tokens and takes as long as ``cost`` plain decoding steps, so the speed-up is length / cost. Two measured
 throughputs give the cost: 54.8 tokens/s at length 1.8 against 90 without is a cost of 1.8 x 90 / 54.8 = 2.96 plain steps, which is also the
-length at which speculation breaks even. To say which chain would be best, the cost is split: one plain step for the verification, the rest in
-equal parts for the k draft steps. That split is an assumption and is named as one.
+length at which speculation breaks even. To say which chain would be best, the cost is split: one plain step for the verification, the
+rest in equal parts for the k draft steps. That split is an assumption and is named as one.
 """
 
 from __future__ import annotations

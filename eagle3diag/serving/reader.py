@@ -72,7 +72,7 @@ def _age(path: Path) -> tuple[str, int, str]:
 
 def _open(path: str) -> IO[bytes]:
     """The bytes of a file, unpacked; UTF-16 (a redirect in PowerShell) becomes UTF-8."""
-    raw = cast("IO[bytes]", Path(path).open("rb", buffering=0))
+    raw = cast("IO[bytes]", Path(path).open("rb", buffering=0))  # noqa: SIM115 (closed by the caller)
     start = raw.read(4)
     raw.seek(0)
     if start[:2] == b"\x1f\x8b":
@@ -234,4 +234,3 @@ class _Finder:
 
 
 _FINDERS: list[_Finder] = []
-

@@ -1,7 +1,7 @@
 """JSON: per-request metrics of both engines, SGLang's ``/server_info`` and benchmark results, wherever they stand in a document.
 
-Per request, vLLM gives counts and a histogram (0.29.0 on); SGLang gives ``spec_verify_ct`` and, by version, counts, a histogram, a length and a
-rate that is defined otherwise than the log's. Sources: engines.md 6 (HTTP), field_reports.md 3.
+Per request, vLLM gives counts and a histogram (0.29.0 on); SGLang gives ``spec_verify_ct`` and, by version, counts, a histogram, a length
+and a rate that is defined otherwise than the log's. Sources: engines.md 6 (HTTP), field_reports.md 3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _SLACK = 0.0051
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15 and value == value else None
+    return (
+        float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15 and value == value else None
+    )
 
 
 def _whole(value: Any) -> int | None:

@@ -1,6 +1,7 @@
 """What scripts and other programs print: vLLM's offline example, benchmark tables, llama.cpp, ModelOpt, Automodel.
 
-Each yields counts or a stated number; positions that a script prints beyond its chain are told apart from positions that were never accepted.
+Each yields counts or a stated number; positions that a script prints beyond its chain are told apart from positions that were never
+accepted.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def read_training(path: str | Path) -> Training:
     found = training_text(at.read_text("utf-8", "replace"), at.name)
     if found is None:
         raise UsageError(
-            f"{escaped(path, 200)}: no training metrics known in it; known are speculators val_metrics.json, SpecForge and EAGLE accuracies by "
+            f"{escaped(path, 200)}: no training metrics known in it; known are speculators val_metrics.json, SpecForge and EAGLE "
+            "accuracies by "
             "step, ModelOpt's and Automodel's lines, or one 'acc'"
         )
     return found
@@ -141,6 +142,10 @@ def training_text(text: str, where: str) -> Training | None:
         acc, tau = lines[-1]
         length = float(tau) if tau else None
         return Training(
-            source=f"Automodel, {where}", kind="marginal", rates=(float(acc),), length=length, caveats=(_FORCED, "on the training text itself")
+            source=f"Automodel, {where}",
+            kind="marginal",
+            rates=(float(acc),),
+            length=length,
+            caveats=(_FORCED, "on the training text itself"),
         )
     return None

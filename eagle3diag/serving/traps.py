@@ -29,7 +29,8 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
         out.append(
             Trap(
                 "bonus left out",
-                f"the printed mean acceptance length leaves the bonus token out (vLLM 0.8.5): {length - 1:.2f} there is {length:.2f} elsewhere",
+                f"the printed mean acceptance length leaves the bonus token out (vLLM 0.8.5): {length - 1:.2f} there is {length:.2f} "
+                "elsewhere",
                 {"printed": round(length - 1, 4), "with bonus": round(length, 4), "lines": tally.unbonused},
             )
         )
@@ -45,7 +46,8 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
         out.append(
             Trap(
                 "requests",
-                f"pooled over all verifications the length is {length:.3f}, the mean of {log.requests} requests {log.mean_of_requests:.3f}: "
+                f"pooled over all verifications the length is {length:.3f}, the mean of {log.requests} requests "
+                f"{log.mean_of_requests:.3f}: "
                 "a short answer weighs as much as a long one there",
                 {"pooled": round(length, 4), "mean of requests": round(log.mean_of_requests, 4)},
             )
@@ -59,7 +61,8 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
             out.append(
                 Trap(
                     "long chain",
-                    f"the drafted rate of {100 * log.acceptance_rate:.1f} % is low because chains of {log.k} are drafted: the first position is "
+                    f"the drafted rate of {100 * log.acceptance_rate:.1f} % is low because chains of {log.k} are drafted: the first "
+                    "position is "
                     f"accepted in {100 * first:.0f} %",
                     {"k": log.k, "first position": round(first, 4), "drafted rate": round(log.acceptance_rate, 4)},
                 )
@@ -74,7 +77,11 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
         )
     if gathered.v0:
         out.append(
-            Trap("old engine", "vLLM's V0 engine counts matches after the first miss in its rate: it cannot be compared with later versions", {})
+            Trap(
+                "old engine",
+                "vLLM's V0 engine counts matches after the first miss in its rate: it cannot be compared with later versions",
+                {},
+            )
         )
     if "ModelOpt acceptance line" in log.formats:
         out.append(Trap("name", "ModelOpt calls the acceptance length 'AR': it is tokens per step with the bonus token, no rate", {}))
@@ -92,7 +99,9 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
 def _rate(log: ServingLog, rate: RateReading, length: float) -> list[Trap]:
     printed = log.printed_rate or 0.0
     if printed > 1.0:
-        return [Trap("above one", f"the accept rate of {printed:.2f} is above 1: this version divides by too few tokens", {"printed": printed})]
+        return [
+            Trap("above one", f"the accept rate of {printed:.2f} is above 1: this version divides by too few tokens", {"printed": printed})
+        ]
     k = rate.tokens[0] - 1 if len(rate.tokens) == 1 else None
     if rate.definition == BONUS:
         own = f", {convert(length, 'length', 'drafted rate', k):.2f} of the drafted tokens" if k else ""
@@ -100,7 +109,8 @@ def _rate(log: ServingLog, rate: RateReading, length: float) -> list[Trap]:
         return [
             Trap(
                 "bonus in rate",
-                f"the accept rate of {printed:.2f} counts the bonus token (SGLang 0.5.4 to 0.5.10): {length - 1:.2f} draft tokens are accepted "
+                f"the accept rate of {printed:.2f} counts the bonus token (SGLang 0.5.4 to 0.5.10): {length - 1:.2f} draft tokens are "
+                "accepted "
                 f"a step{own}{floor}",
                 {
                     "printed": round(printed, 4),
