@@ -24,6 +24,10 @@ def contract_view(contract: Contract) -> View:
     """What one engine version does, each with its source."""
     rows = [(r["behaviour"], r["value"], r["status"], r["source"]) for r in contract_records(contract)]
     about = "on record" if contract.on_record else f"not on record: {contract.version} stands in for {contract.asked}"
+    if contract.origin != "recorded":
+        about = f"read in the source at {contract.origin}, {contract.version} standing in for what could not be read"
+    elif contract.version == "undated":
+        about = "undated: read in its repository, of no release"
     return View(
         title=f"Contract of {contract.label}",
         summary=f"{count(len(rows), 'behaviour')} for the {contract.draft_class} draft class, {about}",
