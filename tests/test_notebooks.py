@@ -16,12 +16,13 @@ from eagle3diag.report.notebooks import checked, parameters
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ("01_checkpoint", "02_weight_diff", "03_hidden_states", "04_logit_agreement", "05_engine_wiring", "report")
+NAMES = ("01_checkpoint", "02_weight_diff", "03_hidden_states", "04_logit_agreement", "05_engine_wiring", "06_serving_log", "report")
 SAYS = {
     "02_weight_diff": "with other values",
     "03_hidden_states": "the first holds layers 1 late",
     "04_logit_agreement": "HEALTHY",
     "05_engine_wiring": "no other wiring fits this dump better",
+    "06_serving_log": "likeliest: wiring sound, draft weak",
 }
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning:papermill")]

@@ -46,6 +46,7 @@ def test_every_command_there_is_is_shown() -> None:
         "wirings",
         "capture",
         "scan",
+        "log",
     }
 
 

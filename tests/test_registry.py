@@ -159,9 +159,11 @@ def test_a_launch_line_of_another_engine_is_refused(draft: Path) -> None:
         make_case(draft, engine="vllm", launch=LINE)
 
 
-@pytest.mark.parametrize("engine", ["sglang@/somewhere", "vllm==0.33.0@/x"])
-def test_a_source_scan_is_refused_plainly(draft: Path, engine: str) -> None:
-    with pytest.raises(UsageError, match="source scan is not available in this version"):
+@pytest.mark.parametrize(
+    ("engine", "says"), [("sglang@/somewhere", "/somewhere: no such file or folder"), ("vllm==0.33.0@/x", "expected ENGINE@PATH")]
+)
+def test_a_source_that_is_not_there_is_refused_plainly(draft: Path, engine: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         make_case(draft, engine=engine)
 
 

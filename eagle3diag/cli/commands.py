@@ -210,7 +210,15 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
 
 def report(a: argparse.Namespace) -> int:
     """The report notebook on the files given."""
-    given = {"draft": a.draft, "target": a.target, "engines": ", ".join(a.engine), "launch": _launch(a), "other": a.other, "dump": a.dump}
+    given = {
+        "draft": a.draft,
+        "target": a.target,
+        "engines": ", ".join(a.engine) or None if a.log else ", ".join(a.engine),
+        "launch": _launch(a),
+        "other": a.other,
+        "dump": a.dump,
+        "log": a.log,
+    }
     return _rendered(a, "report", given)
 
 

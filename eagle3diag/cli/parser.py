@@ -177,6 +177,7 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     about_case(p, many=True)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare with")
     dump(p, "file or folder of the target's hidden states")
+    p.add_argument("--log", metavar="LOG", action=_Once, help="log of a server that ran this draft")
 
     p = command("norms", "measures", "profile the states of a dump layer by layer, or compare it with another dump")
     p.add_argument("dump", metavar="DUMP", help="file or folder of hidden states")

@@ -21,11 +21,12 @@ __all__ = ["Sample", "checkout", "late", "planted", "sample", "variant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Paths of the sample draft, of its target and of the target's states."""
+    """Paths of the sample draft, of its target, of the target's states, and of a serving log."""
 
     draft: str
     target: str
     dumps: str
+    log: str
 
 
 def checkout() -> Path | None:
@@ -43,8 +44,9 @@ def sample() -> Sample:
     tops = [Path(), *([top] if (top := checkout()) else [])]
     for top in tops:
         folder = top / "data_samples" / "smollm2-eagle3"
+        log = top / "data_samples" / "logs" / "sglang-0.5.23.log"
         if (folder / "draft" / "config.json").is_file():
-            return Sample(draft=str(folder / "draft"), target=str(folder / "target"), dumps=str(folder / "dumps"))
+            return Sample(draft=str(folder / "draft"), target=str(folder / "target"), dumps=str(folder / "dumps"), log=str(log))
     raise UsageError("the sample draft is part of the source checkout (data_samples/), not of the wheel: run this there, or name a draft")
 
 

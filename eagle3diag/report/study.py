@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.hidden.norms import NormProfile
     from eagle3diag.report.acceptance import EngineAcceptance
+    from eagle3diag.rules.explain import Explanation
     from eagle3diag.rules.model import Report
+    from eagle3diag.serving.model import ServingLog
 
 __all__ = ["Study", "study"]
 
@@ -37,6 +39,7 @@ class Study(Shown):
         dump: hidden states of the target, or None; ``profile`` of its norms.
         agreement: of the draft as it was trained, on that dump; None where it cannot be told, and then ``unmeasured`` says why.
         acceptances: one per engine.
+        explanations: of a log's acceptance, one per engine; none without a log.
     """
 
     checkpoint: Checkpoint
@@ -49,6 +52,7 @@ class Study(Shown):
     profile: NormProfile | None = None
     agreement: Agreement | None = None
     acceptances: tuple[EngineAcceptance, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
     unmeasured: str = "No dump of hidden states given: how often the draft is right was not measured."
 
     @property
@@ -68,6 +72,12 @@ class Study(Shown):
         drawn = self.profile is not None and any(x.rows for x in self.profile.layers)
         return tuple(m for m in (self.agreement, *changed, self.profile if drawn else None) if m is not None)
 
+    @property
+    def logs(self) -> tuple[ServingLog, ...]:
+        """The log, where one was given."""
+        log = self.reports[0].case.log
+        return () if log is None else (log,)
+
     def to_dict(self) -> dict[str, Any]:
         """Verdict per engine, for JSON."""
         verdicts = [{"engine": engine_of(r), "verdict": r.verdict} for r in self.reports]
@@ -79,8 +89,14 @@ def engine_of(report: Report) -> str:
     return "no engine" if report.case.served is None else report.case.served.contract.label
 
 
-def _engines(engines: str | None, launch: str | None) -> list[str | None]:
+def _engines(engines: str | None, launch: str | None, log: ServingLog | None) -> list[str | None]:
     if engines is None:
+        if log is not None:
+            from eagle3diag.rules.logcase import engine_of
+
+            told = engine_of(log)
+            if told is not None and not launch:
+                return [told]
         return [None] if launch else list(DEFAULT_ENGINES)
     asked = [e.strip() for e in engines.split(",") if e.strip()]
     if len(set(asked)) != len(asked):
@@ -95,6 +111,7 @@ def study(
     launch: str | None = None,
     other: str | None = None,
     dump: str | None = None,
+    log: str | None = None,
     *,
     headers_only: bool = False,
 ) -> Study:
@@ -107,6 +124,7 @@ def study(
         launch: a launch line; it belongs to one engine.
         other: a second draft to compare with.
         dump: file or folder of the target's hidden states.
+        log: of a server that ran this draft; it tells the engine where none is named.
         headers_only: read no tensor values.
 
     Raises:
@@ -125,10 +143,22 @@ def study(
     checkpoint = open_checkpoint(draft)
     aim = None if target is None else open_target(target)
     second = None if other is None else open_checkpoint(other)
+    read = None
+    if log is not None:
+        from eagle3diag.rules.logcase import opened_log
+
+        read = opened_log(log)
     reports: list[Report] = []
     states: Any = dump
-    for engine in _engines(engines, launch):
-        given: dict[str, Any] = {"target": aim, "engine": engine, "launch": launch, "other": second, "headers_only": headers_only}
+    for engine in _engines(engines, launch, read):
+        given: dict[str, Any] = {
+            "target": aim,
+            "engine": engine,
+            "launch": launch,
+            "other": second,
+            "headers_only": headers_only,
+            "log": read,
+        }
         reports.append(check(checkpoint, dump=states, **given))
         states = reports[0].case.dump  # opened once
     changes = None
@@ -137,6 +167,10 @@ def study(
 
         changes = diff(checkpoint, second, values=not headers_only)
     found = Study(checkpoint=checkpoint, spec=reports[0].case.spec, target=aim, reports=tuple(reports), other=second, diff=changes)
+    if read is not None:
+        from eagle3diag.rules.explain import explain
+
+        found = replace(found, explanations=tuple(e for e in map(explain, reports) if e is not None))
     return found if states is None else _measured(found, states)
 
 

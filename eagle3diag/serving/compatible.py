@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["EXCLUDED", "OWN", "Compared", "Compatibility", "Observed", "Wirings", "observed"]
 
 EXCLUDED = 3.0  #: standard errors from which a wiring is excluded
-OTHER_TEXT = 0.06  # share of a rate by which service may differ from the dump, as one standard error
+OTHER_TEXT = 0.05  # share of a rate by which service may differ from the dump, as one standard error
+OTHER_START = 0.008  # rate by which drafts that begin where the last one ended may differ from those of every row, as one standard error
 DRAWN = (0.02, 0.5)  # absolute and relative: how far a part that starts at random may lie from another draw of it, as one standard error
 OWN = "as trained"
 _HEAD_ROWS = "head cut to the target's first rows"
@@ -276,7 +277,7 @@ def _judge(name: str, kind: str, r: _Rates, seen: Observed, steps: int, change: 
             by_text = OTHER_TEXT * max(p, at)
             own = math.sqrt(max(at * (1 - at), 1 / seen.drafts) / seen.drafts)
             counts = max(counts, abs(p - at) / math.hypot(error, own, drawn(p)))
-            z = max(z, abs(p - at) / math.hypot(error, own, by_text, 0.004, drawn(p)))
+            z = max(z, abs(p - at) / math.hypot(error, own, by_text, OTHER_START, drawn(p)))
         part = 1.0 + sum(seen.joint[: len(r.joint)])
         gap, own = abs(1.0 + sum(r.joint) - part), seen.error
         reached = part - 1
@@ -286,7 +287,7 @@ def _judge(name: str, kind: str, r: _Rates, seen: Observed, steps: int, change: 
             gap = max(gap, 6 * math.hypot(r.length_error, own, OTHER_TEXT * max(sum(joint), reached), drawn(sum(joint))) * 1.01)
     by_draw = drawn(sum(r.joint))
     counts = max(counts, gap / math.hypot(r.length_error, own, by_draw))
-    z = max(z, gap / math.hypot(r.length_error, own, OTHER_TEXT * max(sum(r.joint), reached), 0.004, by_draw))
+    z = max(z, gap / math.hypot(r.length_error, own, OTHER_TEXT * max(sum(r.joint), reached), OTHER_START, by_draw))
     return Compared(name=name, kind=kind, joint=joint, length=length, z=z, counts_z=counts, change=change)
 
 
