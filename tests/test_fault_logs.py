@@ -1,6 +1,6 @@
 """Logs made from the counts of every fault of the sample's manifest: with the dumps, which wirings do they allow?
 
-The true cause is among the compatible ones; what counts cannot separate from it is in its group; nothing that the counts exclude stands above
+The true cause is among the compatible ones; what counts cannot separate from it is in its group; nothing that they exclude stands above
 it; and where a fault loses more than a tenth of a token, the healthy wiring is excluded. The counts belong to all eight dumps, which lie
 beside the repository.
 """

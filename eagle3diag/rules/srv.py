@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.registry import NotJudged, finding, rule
 from eagle3diag.rules.srv_look import Expected, from_dump, from_training, judged, own_chain
-from eagle3diag.serving.model import ServingLog
-from eagle3diag.serving.patterns import collapsed, flat, nan_signature, recurrence, wrong_features
+
+if TYPE_CHECKING:  # a check without a log pays nothing for this room
+    from eagle3diag.serving.model import ServingLog
 
 __all__: list[str] = []
 
@@ -61,6 +62,8 @@ def collapse(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports A2, A4, C6, D4, E6: length 1.00, rate 0.00.
     """
+    from eagle3diag.serving.patterns import collapsed
+
     log = judged(case)
     seen = collapsed(log)
     if seen is None:
@@ -105,6 +108,8 @@ def pattern(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports C9, J6, J11, J12 (recurrence); A6, D1, C14, D4 (states, mapping).
     """
+    from eagle3diag.serving.patterns import recurrence, wrong_features
+
     log = judged(case)
     for seen, why in (
         (recurrence(log), "what one draft step feeds to the next is not what the draft was trained with"),
@@ -273,6 +278,8 @@ def repetition(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports J13 (0.85, 0.85, 0.85), G11.
     """
+    from eagle3diag.serving.patterns import flat
+
     log = judged(case)
     seen = flat(log)
     if seen is not None:
@@ -309,6 +316,8 @@ def not_a_number(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports J5, I2.
     """
+    from eagle3diag.serving.patterns import nan_signature
+
     log = judged(case)
     seen = nan_signature(log)
     if seen is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case
 from eagle3diag.rules.registry import NotJudged
-from eagle3diag.serving.patterns import LEAST, enough
 
 if TYPE_CHECKING:
     from eagle3diag.serving.model import ServingLog
@@ -44,6 +43,8 @@ def judged(case: Case) -> ServingLog:
     Raises:
         NotJudged: nothing on acceptance, or too few verifications.
     """
+    from eagle3diag.serving.patterns import LEAST, enough
+
     assert case.log is not None
     if not case.log.readable:
         raise NotJudged("the log says nothing on acceptance (SRV809)")

@@ -8,8 +8,6 @@ from eagle3diag.errors import escaped
 from eagle3diag.rules.model import Case, Finding, Severity
 from eagle3diag.rules.registry import NotJudged, finding, rule
 from eagle3diag.rules.srv_look import judged
-from eagle3diag.serving.patterns import decay
-from eagle3diag.serving.payoff import payoff
 
 __all__: list[str] = []
 
@@ -41,6 +39,8 @@ def context(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports H5 (2.30 at 2k to 1.08 at 20k), H1 to H4, H6.
     """
+    from eagle3diag.serving.patterns import decay
+
     log = judged(case)
     if not log.contexts:
         raise NotJudged("the log does not tell the context of its requests (SGLang's decode lines do)")
@@ -89,6 +89,8 @@ def pays(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports G15 (base 222 tokens/s, with a draft 160 at length 1.86), issue 4's 54.8 against 90.
     """
+    from eagle3diag.serving.payoff import payoff
+
     log = judged(case)
     assert case.baseline is not None
     one = payoff(log, case.baseline)
