@@ -30,6 +30,7 @@ OTHER_TEXT = 0.05  # share of a rate by which service may differ from the dump, 
 OTHER_START = 0.008  # rate by which drafts that begin where the last one ended may differ from those of every row, as one standard error
 DRAWN = (0.02, 0.5)  # absolute and relative: how far a part that starts at random may lie from another draw of it, as one standard error
 OWN = "as trained"
+_ROWS = 100  # rows on which a wiring is first looked at
 _HEAD_ROWS = "head cut to the target's first rows"
 
 
@@ -174,10 +175,10 @@ class Wirings:
         return self._pool
 
     def rates(self, wiring: Wiring, key: str, steps: int) -> _Rates | str:
-        """Joint rates of a wiring, or why it cannot be run."""
+        """Joint rates of a wiring, or why it cannot be run; ``steps`` of -1 for the first on a few samples."""
         if (key, steps) not in self._rates:
             try:
-                self._rates[key, steps] = _rates(self.bench, wiring, steps)
+                self._rates[key, steps] = _rates(self.bench, wiring, abs(steps), few=steps < 0)
             except CheckpointError as error:
                 self._rates[key, steps] = str(error)
         return self._rates[key, steps]
@@ -203,7 +204,7 @@ class Wirings:
             if progress is not None:
                 progress(f"wiring {n + 1} of {len(self.pool())}: {c.name}")
             key = _key(c)
-            first = self._rates.get((key, steps)) or self.rates(c.wiring, key, 1)
+            first = self._rates.get((key, steps)) or self.rates(c.wiring, key, -1)
             if isinstance(first, str):
                 notes.append(f"not compared: {c.name}: {first}")
                 continue
@@ -235,19 +236,29 @@ class _Rates:
     length_error: float
 
 
-def _rates(bench: Bench, wiring: Any, steps: int) -> _Rates:
+def _rates(bench: Bench, wiring: Any, steps: int, *, few: bool = False) -> _Rates:
     import torch
 
     from eagle3diag.draft.bootstrap import blocks, resampled
     from eagle3diag.draft.measure import joined
 
-    m = joined([bench.run(i, wiring, steps=steps) for i in range(len(bench.samples))])
+    m = joined([bench.run(i, wiring, steps=steps) for i in range(_few(bench) if few else len(bench.samples))])
     alive = m.right[:, :steps].to(torch.float64).cumprod(1)
     n, block = len(alive), blocks(m.sample, m.row)
     spread = resampled(torch.cat([alive, alive.sum(1, keepdim=True)], 1), block).std(0).tolist()
     joint = alive.mean(0).tolist()
     floor = [math.sqrt(max(p * (1 - p), 1.0 / n) / n) for p in joint]
     return _Rates(joint, [max(a, b) for a, b in zip(spread[:-1], floor, strict=True)], max(spread[-1], floor[0]))
+
+
+def _few(bench: Bench) -> int:
+    """Samples that show whether a wiring is far off: a quarter of them, as many as hold some rows."""
+    n, rows = 0, 0
+    for i in range(len(bench.samples)):
+        n, rows = i + 1, rows + int(bench.rows(i, bench.base).counted(bench.steps).sum())
+        if 4 * n >= len(bench.samples) and rows >= _ROWS:
+            break
+    return n
 
 
 def _hopeless(first: _Rates, seen: Observed, drawn: bool) -> bool:
