@@ -32,6 +32,9 @@ BASES = {
     "stated": "as stated, without counts",
 }
 
+#: what SGLang's rate counts, in words
+RATES = {"none": "which does not follow from the length by any definition", "unknown": "by one of two definitions"}
+
 
 def length_words(log: ServingLog) -> str:
     """``1.49 (1.48 to 1.51)`` of at most k + 1."""
@@ -59,7 +62,7 @@ def _facts(log: ServingLog) -> list[tuple[str, Any]]:
     elif log.estimated_drafts:
         rows.append(("verifications, estimated", f"{log.estimated_drafts:,}"))
     if log.rate_definition:
-        rows.append(("printed accept rate", f"{log.printed_rate:.2f}, {log.rate_definition}"))
+        rows.append(("printed accept rate", f"{log.printed_rate:.2f}, {RATES.get(log.rate_definition, log.rate_definition)}"))
     if log.mean_of_requests is not None:
         rows.append((f"mean of {count(log.requests, 'request')}", f"{log.mean_of_requests:.3f}"))
     elif log.mean_of_windows is not None:
@@ -103,7 +106,7 @@ def log_view(log: ServingLog) -> View:
     if log.warnings:
         tables.append(table("Lines that matter", ("line", "what follows", "times"), ((w.text, w.means, w.count) for w in log.warnings)))
     checked = f"Arithmetic checked on {log.checked:,} printed numbers: {len(log.mismatches)} do not follow." if log.checked else ""
-    notes = [n[:1].upper() + n[1:] + "." for n in (*(t.text for t in log.traps), *log.notes)]
+    notes = [f"{n}." if n.startswith("vLLM") else f"{n[:1].upper()}{n[1:]}." for n in (*(t.text for t in log.traps), *log.notes)]
     return View(
         title=f"Log {log.path}",
         summary=f"acceptance length {length_words(log)}, {count(log.windows, 'line')} of {log.engine or 'an unknown engine'}",
