@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from eagle3diag.serving.launchlines import LaunchFacts, from_options
@@ -70,6 +71,8 @@ class Gathered:
             traps.append(Trap("foreign", _foreign(t), {"windows": t.windows, "drafts counted elsewhere": round(t.drafts)}))
         if rate is not None and rate.definition == "none":
             mismatches.append(f"accept rate does not follow from accept len in {len(pairs)} kinds of window ({rate.source})")
+        if any(b > a + 1e-6 for a, b in pairwise(joint)):
+            mismatches.append(f"positions rise ({', '.join(f'{100 * p:.1f}' for p in joint[:8])} %): joint rates only fall")
         told = dict.fromkeys((f"{name} {n}" for name, n in t.formats.items()))
         log = ServingLog(
             path=self.path,

@@ -159,7 +159,7 @@ def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Seq
     drafts, unbonused, wrong = _drafts(k, a, d, mean, rates, was_old)
     if told is not None:
         share = np.fromiter((float(one or two or b"nan") for one, two in zip(told[0], told[2], strict=True)), float, n)
-        wrong |= np.abs(100 * a / d - share) > 0.0501
+        wrong |= np.abs(100 * a / np.maximum(d, 1) - share) > 0.0501
     bad = np.flatnonzero(wrong)
     words = [_words(accepted[i], drafted[i], told[1][i] if told else b"", positions[i]) for i in bad[:20]]
     return Counts(

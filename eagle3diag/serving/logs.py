@@ -187,7 +187,7 @@ def lines(gathered: Gathered, data: bytes, *, head: bool, last: bool) -> None:
 
 def _embedded(gathered: Gathered, data: bytes) -> None:
     """JSON documents, one a line, or dicts that an engine's request log prints."""
-    import ast
+    from eagle3diag.serving.responses import literal
 
     for line in data.split(b"\n"):
         if not any(mark in line for mark in _JSON_MARKS):
@@ -201,10 +201,7 @@ def _embedded(gathered: Gathered, data: bytes) -> None:
             at = text.find("'meta_info'")
             inner = text[text.find("{", at) :] if at >= 0 else text
             inner = inner[: _closing(inner)]
-            try:
-                found = ast.literal_eval(inner) if len(inner) < 200_000 else None
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                found = None
+            found = literal(inner) if len(inner) < 200_000 else None
         if found is not None:
             gathered.document(found)
 

@@ -68,6 +68,7 @@ def collapsed(log: ServingLog) -> Pattern | None:
 
 def _surely_below(rate: float, of: float, limit: float) -> bool:
     """Whether a share of ``of`` trials is below ``limit`` by three standard errors of the limit."""
+    limit = min(limit, 1.0)
     return of > 0 and rate < limit and (limit - rate) * of > 3 * math.sqrt(of * limit * (1 - limit))
 
 

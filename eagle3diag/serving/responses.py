@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eagle3diag.serving.tally import Tally
 
-__all__ = ["Documents", "read_document"]
+__all__ = ["Documents", "literal", "read_document"]
 
 _DEEPEST = 12
 _MOST = 2_000_000  # nodes of one document
@@ -35,6 +35,19 @@ def _counts(value: Any) -> list[int]:
         return []
     some = [_whole(v) for v in value]
     return [] if None in some else [v for v in some if v is not None]
+
+
+def literal(text: str) -> Any:
+    """A Python literal that an engine or trainer printed, None where it is none."""
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 class Documents:

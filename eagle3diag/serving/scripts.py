@@ -96,7 +96,7 @@ def _at_pos(data: bytes, tally: Tally, stated: Stated) -> None:
     """``accept@pos 0 : 0.622 (4098)``: counts by position; the drafts follow from them, or stand beside them."""
     counts = {int(i): (float(r), int(n)) for i, r, n in _AT_COUNT.findall(data)}
     rates = [counts[i] for i in range(len(counts)) if i in counts]
-    if not rates or rates[0][0] <= 0:
+    if not rates or not 0 < rates[0][0] <= 1 or rates[0][1] < rates[0][0]:
         return
     told = [int((a or b).replace(b",", b"")) for a, b in _DRAFTS.findall(data)]
     guess = rates[0][1] / rates[0][0]

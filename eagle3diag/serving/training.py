@@ -6,7 +6,6 @@ Sources: dialects.md 6, field_reports.md 3.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.serving.model import Training
+from eagle3diag.serving.responses import literal
 
 __all__ = ["read_training", "training_of"]
 
@@ -131,10 +131,7 @@ def training_text(text: str, where: str) -> Training | None:
         try:
             data = json.loads(m[0])
         except (ValueError, RecursionError):
-            try:
-                data = ast.literal_eval(m[0])
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
+            data = literal(m[0])
         if isinstance(data, dict) and (found := training_of(data, where)) is not None:
             return found
     lines = _AUTOMODEL.findall(text)
