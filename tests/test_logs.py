@@ -143,8 +143,14 @@ def test_sglangs_rate_by_version_and_by_its_numbers() -> None:
 def test_vllm_0_8_5_leaves_the_bonus_token_out() -> None:
     assert [t.kind for t in read(FIRST_VLLM).traps] == ["bonus left out"]
     assert read(OLD_VLLM).traps == ()
-    bare = read(BARE_VLLM)
-    assert bare.acceptance_length is None or bare.mismatches == ()
+
+
+def test_vllm_0_8_4_prints_no_length() -> None:
+    bare = read(BARE_VLLM + "\n")
+    assert (bare.acceptance_length, bare.accepted, bare.drafted) == (None, 612, 990)
+    assert bare.acceptance_rate == pytest.approx(612 / 990)
+    start = "non-default args: {'model': 't', 'speculative_config': {'method': 'eagle3', 'model': 'd', 'num_speculative_tokens': 3}}"
+    assert read(f"{start}\n{BARE_VLLM}\n").acceptance_length == pytest.approx(1 + 612 / 330)
 
 
 def test_positions_beyond_the_chain_are_no_misses() -> None:

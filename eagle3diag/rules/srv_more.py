@@ -150,6 +150,15 @@ def readable(case: Case) -> Iterator[Finding]:
                 remedy="Give them beside a serving log: eagle3diag check DRAFT --log FILE --metrics THIS.",
             )
             return
+        if log.drafted:
+            yield finding(
+                "SRV809",
+                f"{log.accepted:,} of {log.drafted:,} drafted tokens accepted ({100 * (log.acceptance_rate or 0):.1f} %), but neither chain nor "
+                "length is printed (vLLM 0.8.4): no acceptance length follows",
+                evidence={"accepted": log.accepted, "drafted": log.drafted},
+                remedy="Give the log from its start, where the engine prints num_speculative_tokens: the length is 1 + rate x k.",
+            )
+            return
         launched = log.launched
         off = "" if launched.source == "" or launched.method else f" ({launched.source} names no speculative algorithm: it may be off)"
         yield finding(

@@ -58,6 +58,10 @@ class Gathered:
         if self.v0 and not t.drafts:
             self._old_engine()
         launched, version, version_source = self._launched()
+        bare = t.bare if t.bare[1] and not t.drafts else None
+        if bare and launched.steps:
+            t.add_one("vLLM line without a length", accepted=bare[0], drafts=bare[1] / launched.steps, drafted=bare[1], k=launched.steps)
+            bare = None
         traps: list[Trap] = []
         engine = self._engine(launched)
         length, basis, error = self._length()
@@ -85,8 +89,8 @@ class Gathered:
             acceptance_length=length,
             basis=basis,
             error=error if error is not None or not counted else error_of(joint or (max(0.0, (length or 1.0) - 1),), t.drafts),
-            accepted=round(t.accepted) if counted and t.drafts else None,
-            drafted=self._drafted(k) if counted and t.drafts else None,
+            accepted=round(bare[0]) if bare else round(t.accepted) if counted and t.drafts else None,
+            drafted=round(bare[1]) if bare else self._drafted(k) if counted and t.drafts else None,
             drafts=drafts if t.drafts else None,
             estimated_drafts=round(t.weight * (launched.interval or _INTERVAL)) if basis == "windows" else None,
             k=k,

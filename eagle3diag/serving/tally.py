@@ -93,6 +93,7 @@ class Tally:
         # counts of any source
         self.accepted = self.drafted = self.drafts = 0.0
         self.has_drafted = True
+        self.bare = [0.0, 0.0]  # accepted and drafted of lines that tell neither chain nor length
         self.k: Counter[int] = Counter()
         self.at_position: list[float] = []
         self.position_drafts = 0.0
@@ -154,6 +155,9 @@ class Tally:
         self.unbonused += c.unbonused
         self.wrong += c.wrong[: max(0, 100 - len(self.wrong))]
         drafts, accepted = np.where(fit, c.drafts, 0.0), np.where(fit, c.accepted, 0.0)
+        bare = np.isnan(c.drafts)
+        self.bare[0] += float(c.accepted[bare].sum())
+        self.bare[1] += float(c.drafted[bare].sum())
         self._sums(float(accepted.sum()), float(np.where(fit, c.drafted, 0.0).sum()), float(drafts.sum()), c.k, int(fit.sum()))
         if c.k:
             self.add_positions((c.positions * drafts[:, None]).sum(0).tolist(), float(drafts.sum()))
