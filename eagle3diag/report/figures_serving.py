@@ -56,7 +56,7 @@ def log_plot(result: object) -> Figure:
         ax.set_xlabel(label)
         ax.set_ylabel("tokens per verification")
         if by_context:
-            second = figure.add_axes((1 - 3.55 / 10.4, 0.6 / 3.9, 3.35 / 10.4, 1 - (0.6 + 0.45) / 3.9), sharey=ax)
+            second = figure.add_axes((1 - 3.6 / 10.4, 0.6 / 3.9, 3.2 / 10.4, 1 - (0.6 + 0.45) / 3.9), sharey=ax)
             for side in ("top", "right"):
                 second.spines[side].set_visible(False)
             centres = [c.context for c in log.contexts]
