@@ -153,8 +153,8 @@ def readable(case: Case) -> Iterator[Finding]:
         if log.drafted:
             yield finding(
                 "SRV809",
-                f"{log.accepted:,} of {log.drafted:,} drafted tokens accepted ({100 * (log.acceptance_rate or 0):.1f} %), but neither chain nor "
-                "length is printed (vLLM 0.8.4): no acceptance length follows",
+                f"{log.accepted:,} of {log.drafted:,} drafted tokens accepted ({100 * (log.acceptance_rate or 0):.1f} %), but neither "
+                "chain nor length is printed (vLLM 0.8.4): no acceptance length follows",
                 evidence={"accepted": log.accepted, "drafted": log.drafted},
                 remedy="Give the log from its start, where the engine prints num_speculative_tokens: the length is 1 + rate x k.",
             )
