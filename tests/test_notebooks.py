@@ -13,6 +13,7 @@ import pytest
 from eagle3diag.errors import UsageError
 from eagle3diag.report import notebooks
 from eagle3diag.report.notebooks import checked, parameters
+from eagle3diag.report.parameters import TYPES
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -69,7 +70,7 @@ def test_papermill_sees_every_parameter(name: str) -> None:
         assert p.help == seen[p.name]["help"]
         assert len(p.help) > 15
         assert seen[p.name]["inferred_type_name"] == (f"Optional[{p.type}]" if p.optional else p.type)
-        assert p.type in notebooks.TYPES
+        assert p.type in TYPES
 
 
 # ------------------------------------------------------------------ parameters

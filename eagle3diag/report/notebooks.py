@@ -8,9 +8,6 @@ finding never fails a run. An unusable input does, and then the partial report i
 
 from __future__ import annotations
 
-import ast
-import io
-import tokenize
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,22 +15,9 @@ from typing import Any
 
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.report.layout import View, table
+from eagle3diag.report.parameters import Parameter, declared, fitted
 
 __all__ = ["Parameter", "Rendered", "available", "folder", "listing", "listing_view", "parameters", "run", "stem"]
-
-TYPES = {"str": str, "int": int, "float": float, "bool": bool}
-_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One line of a parameters cell: ``name: Optional[str] = None  # help``."""
-
-    name: str
-    type: str  #: ``str``, ``int``, ``float`` or ``bool``
-    optional: bool
-    default: Any
-    help: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +88,7 @@ def parameters(name: str) -> tuple[Parameter, ...]:
     Raises:
         UsageError: no such notebook.
     """
-    source = _cell(name)
-    comments = {
-        t.start[0]: t.string.lstrip("# ") for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT
-    }
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            kind = ast.unparse(node.annotation)
-            optional = kind.startswith("Optional[")
-            found.append(
-                Parameter(
-                    name=node.target.id,
-                    type=kind[len("Optional[") : -1] if optional else kind,
-                    optional=optional,
-                    default=ast.literal_eval(node.value),
-                    help=comments.get(node.lineno, ""),
-                )
-            )
-    return tuple(found)
+    return declared(_cell(name))
 
 
 def listing(names: tuple[str, ...]) -> dict[str, Any]:
@@ -143,37 +109,7 @@ def checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown name, or a value that does not fit, by name.
     """
-    known = {p.name: p for p in parameters(name)}
-    unknown = [k for k in given if k not in known]
-    if unknown:
-        raise UsageError(f"{stem(name)} has no parameter {', '.join(map(escaped, unknown))}: it takes {', '.join(known)}")
-    return {k: _fitted(known[k], v) for k, v in given.items()}
-
-
-def _fitted(parameter: Parameter, value: Any) -> Any:
-    kind: Any = TYPES[parameter.type]
-    if value is None or (parameter.optional and value == "None"):
-        if parameter.optional:
-            return None
-    elif kind is bool and isinstance(value, str) and value.lower() in _BOOLS:
-        return _BOOLS[value.lower()]
-    elif type(value) is kind or (kind is float and type(value) is int):
-        _encodable(parameter.name, value)
-        return kind(value)
-    elif isinstance(value, str) and kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            pass
-    wanted = f"{parameter.type}{' or None' if parameter.optional else ''}"
-    raise UsageError(f"parameter {parameter.name} is {escaped(repr(value))} ({type(value).__name__}), expected {wanted}")
-
-
-def _encodable(name: str, value: Any) -> None:
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"parameter {name} is {escaped(value)}: a notebook cannot hold a name that is not valid UTF-8") from None
+    return fitted(parameters(name), given, stem(name))
 
 
 def run(name: str, params: Mapping[str, Any], out: str | Path) -> Rendered:
