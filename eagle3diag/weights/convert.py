@@ -36,7 +36,7 @@ class Conversion(Shown):
     Attributes:
         written: the new folder.
         to: the layout, with the release if one was named.
-        renamed: spelling in the source -> spelling in the result, where they differ; parts of a fused tensor are joined by `` + ``.
+        renamed: spelling in the source -> spelling in the result, where they differ; parts of a fused tensor are joined by a plus sign.
         translated: fact -> how it was written, where that is not the source's way.
         lost: names of the facts the goal cannot hold, allowed by the caller.
         reasons: each of them in words.
