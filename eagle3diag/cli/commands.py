@@ -209,8 +209,8 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
 
 
 def report(a: argparse.Namespace) -> int:
-    """The report notebook on the files given."""
-    given = {
+    """The report notebook on the files given; as Markdown or SARIF, what it would say, without the notebook."""
+    given: dict[str, Any] = {
         "draft": a.draft,
         "target": a.target,
         "engines": ", ".join(a.engine) or None if a.log else ", ".join(a.engine),
@@ -219,7 +219,24 @@ def report(a: argparse.Namespace) -> int:
         "dump": a.dump,
         "log": a.log,
     }
+    if a.format in ("markdown", "sarif"):
+        return _quoted(a, given)
     return _rendered(a, "report", given)
+
+
+def _quoted(a: argparse.Namespace, given: dict[str, Any]) -> int:
+    from eagle3diag.report.study import study
+
+    done = study(**given)
+    if a.format == "sarif":
+        from eagle3diag.report.sarif import render
+
+        emit(a, render(*done.reports))
+    else:
+        from eagle3diag.report.markdown import quoted
+
+        emit(a, quoted(done, given))
+    return 0
 
 
 def notebook(a: argparse.Namespace) -> int:

@@ -23,10 +23,14 @@ def write(path: str, text: str) -> None:
 
 
 def place(a: argparse.Namespace, output: str) -> None:
-    """Refuse an output inside a checkpoint that was only to be read."""
+    """Refuse, before any work is done, an output that has no place, or one inside a checkpoint that was only to be read."""
     from pathlib import Path
 
-    folder = Path(output).parent.resolve()
+    goal = Path(output)
+    if goal.is_dir() or not goal.parent.is_dir():
+        what = "a folder" if goal.is_dir() else "in a folder that does not exist"
+        raise UsageError(f"no place for the output: {escaped(output, 200)} is {what}")
+    folder = goal.parent.resolve()
     for role in ("draft", "target", "other", "dump", "a", "b"):
         given = getattr(a, role, None)
         if given and folder == Path(given).resolve():

@@ -173,7 +173,7 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
 
     command("demo", "commands", "check the packaged sample draft, sound and with faults planted", ("text", "json"))
 
-    p = command("report", "commands", "render the full report of a draft to one HTML file", ("text", "json"))
+    p = command("report", "commands", "render the full report of a draft to one HTML file, or quote its findings", (*FORMATS, "sarif"))
     about_case(p, many=True)
     p.add_argument("--other", metavar="DRAFT2", action=_Once, help="a second draft to compare with")
     dump(p, "file or folder of the target's hidden states")

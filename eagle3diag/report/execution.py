@@ -19,6 +19,7 @@ __all__ = ["execute"]
 KERNEL = "eagle3diag-here"
 #: errors whose message is the whole truth: no traceback is kept for them
 PLAIN_ERRORS = ("CheckpointError", "UsageError", "Eagle3DiagError")
+_CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # a temporary file that is called otherwise on each run
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -95,8 +96,11 @@ def _one_line(name: str, message: str) -> str:
 
 
 def _cleaned(notebook: Any, path: Path, values: Mapping[str, Any]) -> Any:
-    """Without times, paths of temporary files, random ids, and tracebacks of messages that need none."""
+    """Without times, paths of temporary files or of the home folder, random ids, and tracebacks of messages that need none."""
+    import nbformat
+
     from eagle3diag import __version__
+    from eagle3diag.report.private import shared
 
     notebook.metadata.pop("papermill", None)
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -109,5 +113,5 @@ def _cleaned(notebook: Any, path: Path, values: Mapping[str, Any]) -> Any:
             if output.output_type == "error":
                 if output.ename in PLAIN_ERRORS:
                     output["traceback"] = [f"{output.ename}: {output.evalue}"]
-                output["traceback"] = [_ANSI.sub("", line) for line in output["traceback"]]
-    return notebook
+                output["traceback"] = [_CELL_FILE.sub("cell", _ANSI.sub("", line)) for line in output["traceback"]]
+    return nbformat.from_dict(shared(notebook))

@@ -57,9 +57,13 @@ figcaption { color: var(--faint); }
 .e3d dd { margin: 0; overflow-wrap: anywhere; }
 .e3d .summary { font-size: 1.1rem; font-weight: 600; }
 .e3d thead th { overflow-wrap: normal; }
+.contents { border-top: 1px solid var(--line); border-bottom: 1px solid var(--line); margin: 2rem 0; padding: .6rem 0; }
+.contents p { font-weight: 600; margin: 0; }
+.contents ul { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.4rem; }
+.contents li { display: flex; flex-wrap: wrap; gap: .2rem .8rem; }
 .wide { overflow-x: auto; }
 @media (max-width: 40rem) { .e3d dl { display: block; }
-  .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
+  .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th[scope=row] { min-width: 8rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
 """
 
 
@@ -97,7 +101,13 @@ def _cell(text: str) -> str:
 
 def _table(one: Table) -> str:
     head = "".join(f'<th scope="col">{_safe(h)}</th>' for h in one.head)
-    lines = ['<div class="wide"><table>', f"<caption>{_safe(one.caption)}</caption>", f"<thead><tr>{head}</tr></thead>", "<tbody>"]
+    label = _safe(one.caption, 300)
+    lines = [
+        f'<div class="wide" role="group" tabindex="0" aria-label="{label}"><table>',
+        f"<caption>{_safe(one.caption)}</caption>",
+        f"<thead><tr>{head}</tr></thead>",
+        "<tbody>",
+    ]
     for k, row in enumerate(one.rows):
         status = one.status[k] if k < len(one.status) else "none"
         first = f'<th scope="row">{_sign(status) if status not in ("none", "ok") else ""}<code>{_safe(row[0], 300)}</code></th>'

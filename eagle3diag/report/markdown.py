@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import escaped
 from eagle3diag.report.layout import Block, Table, View, mark
 
 if TYPE_CHECKING:
+    from eagle3diag.report.study import Study
     from eagle3diag.rules.model import Report
 
-__all__ = ["of", "render"]
+__all__ = ["of", "quoted", "render"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@])")
 
@@ -46,6 +48,21 @@ def of(view: View) -> str:
     parts += [_table(t) for t in view.tables if t.rows]
     parts += [_safe(n, 4000) for n in view.notes]
     return "\n\n".join(parts) + "\n"
+
+
+def quoted(study: Study, parameters: Mapping[str, Any]) -> str:
+    """What of a report belongs in an issue: the verdict, the findings, what it was made from; no home folder in it.
+
+    Args:
+        parameters: what was asked, by name.
+    """
+    from eagle3diag.report.findings import findings_view
+    from eagle3diag.report.origin import origin_view
+    from eagle3diag.report.private import without_home
+    from eagle3diag.report.views import view
+
+    views = (view(study), findings_view(study.reports, "Findings"), origin_view(study, parameters, "Made from"))
+    return without_home("\n".join(of(v) for v in views)).rstrip("\n")
 
 
 def render(report: Report | Any) -> str:

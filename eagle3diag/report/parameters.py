@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import math
+import os
 import tokenize
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -103,11 +104,14 @@ def _encodable(name: str, value: Any) -> None:
         raise UsageError(f"parameter {name} is {escaped(value)}: a notebook cannot hold a name that is not valid UTF-8") from None
 
 
-def accept(space: MutableMapping[str, Any]) -> None:
+def accept(space: MutableMapping[str, Any]) -> dict[str, Any]:
     """What the first cell of a notebook calls with ``globals()``: its parameters in their types, or a refusal by name.
 
     The declaration is the last cell run that declares any; papermill only warns of a name it does not know and puts any value in, so what
-    it injected is looked through here.
+    it injected is looked through here. A path that begins with ``~/`` becomes one below the home folder, as a kept notebook spells it.
+
+    Returns:
+        The parameters by name, as they were given.
 
     Raises:
         UsageError: an unknown name, or a value that does not fit.
@@ -115,11 +119,13 @@ def accept(space: MutableMapping[str, Any]) -> None:
     cells = [str(c) for c in space.get("In", ())]
     at = max((k for k, cell in enumerate(cells) if _declares(cell)), default=None)
     if at is None:
-        return
+        return {}
     known = declared(cells[at])
     injected = [name for cell in cells[at + 1 :] if cell.startswith(_INJECTED) for name in _assigned(cell)]
     names = dict.fromkeys([*(p.name for p in known), *injected])
-    space.update(fitted(known, {n: space[n] for n in names if n in space}, "this notebook"))
+    given = fitted(known, {n: space[n] for n in names if n in space}, "this notebook")
+    space.update({n: os.path.expanduser(v) if isinstance(v, str) and v.startswith("~/") else v for n, v in given.items()})  # noqa: PTH111
+    return given
 
 
 def _declares(cell: str) -> bool:

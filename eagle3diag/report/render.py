@@ -6,10 +6,16 @@ prompts and the parameters cell are left out; pictures are embedded with their a
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
 from typing import Any
 
 __all__ = ["rendered"]
+
+_HEAD = re.compile(r"<h2>(.*?)</h2>", re.S)
+_FINDING = re.compile(r'<section class="finding (?:error|warning)" id="([^"]+)">\s*<h\d>.*?<code>([^<]+)</code>')
+_TAG = re.compile(r"<[^>]+>")
 
 _TEMPLATE = """
 {%- extends 'display_priority.j2' -%}
@@ -72,7 +78,34 @@ def rendered(notebook: Any, name: str) -> str:
             exclude_anchor_links=True,
         )
         body, _ = exporter.from_notebook_node(notebook)
-    return document(_title(notebook) or name, body.strip()) + "\n"
+    return document(_title(notebook) or name, _with_contents(_once(body.strip()))) + "\n"
+
+
+def _once(body: str) -> str:
+    """Every id once: a finding that stands in two sections is numbered in the second."""
+    seen: Counter[str] = Counter()
+
+    def numbered(match: re.Match[str]) -> str:
+        seen[match[1]] += 1
+        return match[0] if seen[match[1]] == 1 else f' id="{match[1]}-{seen[match[1]]}"'
+
+    return re.sub(r' id="([^"]+)"', numbered, body)
+
+
+def _with_contents(body: str) -> str:
+    """The page with its table of contents behind the first section, which is the verdict; errors and warnings are named in it."""
+    heads = list(_HEAD.finditer(body))
+    if len(heads) < 3:
+        return body
+    lines, parts = [], [body[: heads[0].start()]]
+    for k, head in enumerate(heads):
+        until = heads[k + 1].start() if k + 1 < len(heads) else len(body)
+        section, words = body[head.end() : until], _TAG.sub("", head[1])
+        found = "".join(f'<li><a href="#{i}">{code}</a></li>' for i, code in _FINDING.findall(section))
+        lines.append(f'<li><a href="#part-{k + 1}">{words}</a>{f"<ul>{found}</ul>" if found else ""}</li>')
+        parts.append(f'<h2 id="part-{k + 1}">{head[1]}</h2>{section}')
+    contents = '<nav class="contents" aria-label="Contents">\n<p>Contents</p>\n<ul>\n' + "\n".join(lines) + "\n</ul>\n</nav>\n"
+    return "".join([*parts[:2], contents, *parts[2:]])
 
 
 def _title(notebook: Any) -> str:

@@ -7,11 +7,14 @@ as it lies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Shown
 from eagle3diag.errors import UsageError
+from eagle3diag.report.findings import engine_of, findings_view
+from eagle3diag.report.origin import origin_view
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -20,11 +23,12 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.hidden.norms import NormProfile
     from eagle3diag.report.acceptance import EngineAcceptance
+    from eagle3diag.report.layout import View
     from eagle3diag.rules.explain import Explanation
     from eagle3diag.rules.model import Report
     from eagle3diag.serving.model import ServingLog
 
-__all__ = ["Study", "study"]
+__all__ = ["Study", "engine_of", "study"]
 
 DEFAULT_ENGINES = ("sglang", "vllm")  #: the newest of each on record
 
@@ -78,15 +82,19 @@ class Study(Shown):
         log = self.reports[0].case.log
         return () if log is None else (log,)
 
+    @property
+    def findings(self) -> View:
+        """The findings of all reports as one section."""
+        return findings_view(self.reports)
+
+    def origin(self, parameters: Mapping[str, Any]) -> View:
+        """What this was made from and by: versions, inputs with sizes and digests, and the parameters given."""
+        return origin_view(self, parameters)
+
     def to_dict(self) -> dict[str, Any]:
         """Verdict per engine, for JSON."""
         verdicts = [{"engine": engine_of(r), "verdict": r.verdict} for r in self.reports]
         return {"schema": 1, "draft": self.checkpoint.path, "reports": verdicts}
-
-
-def engine_of(report: Report) -> str:
-    """The engine a report is about, in words."""
-    return "no engine" if report.case.served is None else report.case.served.contract.label
 
 
 def _engines(engines: str | None, launch: str | None, log: ServingLog | None) -> list[str | None]:

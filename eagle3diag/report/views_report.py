@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import Block, Table, View, count, table, value_text
+from eagle3diag.report.layout import Block, Table, View, count, size, table, value_text
 
 if TYPE_CHECKING:
+    from eagle3diag.report.logstudy import LogStudy
+    from eagle3diag.report.opened import Opened
     from eagle3diag.report.study import Study
     from eagle3diag.rules.model import Finding, Report
 
-__all__ = ["report_records", "report_view", "study_records", "study_view"]
+__all__ = ["block_of", "report_records", "report_view", "skipped_table", "study_records", "study_view"]
 
+FIRST = 6  #: findings in the verdict of a study: its first screen
 STATUS = {"broken": "error", "suspect": "warning", "healthy": "ok"}
 
 
@@ -20,7 +23,8 @@ def report_records(report: Report) -> list[dict[str, Any]]:
     return [f.to_dict() for f in report.findings]
 
 
-def _block(finding: Finding) -> Block:
+def block_of(finding: Finding) -> Block:
+    """A finding with its evidence and remedy."""
     return Block(
         status=finding.severity.value,
         code=finding.code,
@@ -31,7 +35,7 @@ def _block(finding: Finding) -> Block:
     )
 
 
-def _skipped(report: Report) -> Table:
+def skipped_table(report: Report) -> Table:
     """Reasons and the rules each kept from judging; crashed ones first."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for o in sorted(report.skipped, key=lambda o: o.status != "crashed"):
@@ -77,35 +81,47 @@ def report_view(report: Report) -> View:
         title=f"Verdict on {report.case.draft.path}" + (f" with {served.contract.label}" if served is not None else ""),
         summary=summary,
         status="error" if crashed else STATUS[report.verdict],
-        blocks=tuple(_block(f) for f in report.findings),
-        tables=(_skipped(report),),
+        blocks=tuple(block_of(f) for f in report.findings),
+        tables=(skipped_table(report),),
         notes=tuple(notes),
     )
 
 
 def study_records(study: Study) -> list[dict[str, Any]]:
-    """One row an engine: engine, verdict, codes of errors and of warnings."""
+    """One row an engine: engine, verdict, codes of errors and of warnings, causes before consequences."""
+    from eagle3diag.report.findings import engine_of, joined
+
     rows = []
     for r in study.reports:
-        codes = {s: sorted({f.code for f in r.findings if f.severity.value == s}) for s in ("error", "warning")}
-        engine = "no engine" if r.case.served is None else r.case.served.contract.label
-        rows.append({"engine": engine, "verdict": r.verdict, "errors": codes["error"], "warnings": codes["warning"]})
+        found = [j.finding for j in joined([r])]
+        codes = {s: list(dict.fromkeys(f.code for f in found if f.severity.value == s)) for s in ("error", "warning")}
+        rows.append({"engine": engine_of(r), "verdict": r.verdict, "errors": codes["error"], "warnings": codes["warning"]})
     return rows
 
 
 def study_view(study: Study) -> View:
-    """The verdict per engine, in one sentence and a table."""
+    """The verdict per engine with its codes in one sentence; what is wrong, worst first; the same by engine."""
+    from eagle3diag.report.findings import joined
+
     rows = study_records(study)
     worst = min(rows, key=lambda r: list(STATUS).index(r["verdict"]))
-    verdicts = "; ".join(f"{r['verdict']} with {r['engine']}" for r in rows)
+    verdicts = "; ".join(f"{r['verdict']} with {r['engine']}{_codes(r)}" for r in rows)
     crashed = sum(o.status == "crashed" for r in study.reports for o in r.outcomes)
     if crashed:
         verdicts += f"; incomplete, {count(crashed, 'rule')} crashed"
+    wrong = [j for j in joined(study.reports) if j.finding.severity.value != "info"]
     return View(
         title=f"Verdict on {study.checkpoint.path}",
         summary=verdicts,
         status="error" if crashed else STATUS[worst["verdict"]],
         tables=(
+            table(
+                "What is wrong, worst first",
+                ("code", "what", "where"),
+                ((j.finding.code, j.finding.title, j.where or "every engine asked for") for j in wrong),
+                status=(j.finding.severity.value for j in wrong),
+                limit=FIRST,
+            ),
             table(
                 "Verdict by engine",
                 ("engine", "verdict", "errors", "warnings"),
@@ -113,4 +129,63 @@ def study_view(study: Study) -> View:
                 status=(STATUS[r["verdict"]] for r in rows),
             ),
         ),
+    )
+
+
+def _codes(row: dict[str, Any]) -> str:
+    named = [*row["errors"], *row["warnings"]]
+    shown = named[:FIRST]
+    rest = len(named) - len(shown)
+    return f" ({', '.join(shown)}{f' and {rest} more' if rest else ''})" if named else ""
+
+
+def opened_records(this: Opened) -> list[dict[str, Any]]:
+    """One row an input: input, path, what it is."""
+    draft, dump, target = this.checkpoint, this.dump, this.target
+    made_of = f"{this.spec.algorithm}, {this.spec.dialect.name} dialect, {count(len(draft.tensors), 'tensor')}, {size(draft.bytes_total)}"
+    states = f"{count(len(dump.samples), 'sample')}, {count(len(dump.slots), 'state')} of width {dump.hidden:,} a token"
+    rows = [{"input": "draft", "path": draft.path, "what": made_of}, {"input": "dump", "path": dump.path, "what": states}]
+    if target is not None:
+        layers = value_text(target.num_layers.value)
+        what = f"{target.architecture.value or 'architecture not stated'}, {layers} layers"
+        rows.append({"input": "target", "path": target.path, "what": what})
+    return rows
+
+
+def opened_view(this: Opened) -> View:
+    """What was opened; nothing of it is judged."""
+    rows = opened_records(this)
+    return View(
+        title="Opened for measuring",
+        summary=f"a draft and {count(len(this.dump.samples), 'sample')} of hidden states"
+        + ("" if this.target is None else ", with the target")
+        + "; nothing is computed yet",
+        tables=(table("Inputs", ("input", "path", "what it is"), ((r["input"], r["path"], r["what"]) for r in rows)),),
+        notes=("Next: judged() for the verdict of the rules, served(engines) for what an engine makes of the draft.",),
+    )
+
+
+def logstudy_records(this: LogStudy) -> list[dict[str, Any]]:
+    """One row a question: question, answer."""
+    from eagle3diag.report.views import view
+
+    rows = [{"question": "what the log shows", "answer": view(this.log).summary}]
+    asked = (
+        ("what explains it", this.causes, "nothing to explain, or no draft given"),
+        ("which wirings would give it", this.wirings, "no dump given"),
+        ("does speculation pay", this.pays, "no baseline given, or no throughput in the log"),
+    )
+    return [*rows, *({"question": q, "answer": view(found[0]).summary if found else why} for q, found, why in asked)]
+
+
+def logstudy_view(this: LogStudy) -> View:
+    """The verdict, then one answer a question."""
+    verdict = report_view(this.report)
+    rows = ((r["question"], r["answer"]) for r in logstudy_records(this))
+    return View(
+        title=f"Study of the log {this.log.path}",
+        summary=verdict.summary,
+        status=verdict.status,
+        tables=(table("In short", ("question", "answer"), rows),),
+        notes=("In full: report, log, explanation and payoff, each its own result.",),
     )
