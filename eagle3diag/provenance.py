@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from eagle3diag.display import Piece
+
 __all__ = ["Source", "Valued", "absent"]
 
 T = TypeVar("T")
@@ -16,8 +18,8 @@ T = TypeVar("T")
 Source = Literal["config", "shape", "values", "dialect", "engine", "absent"]
 
 
-@dataclass(frozen=True, slots=True)
-class Valued(Generic[T]):
+@dataclass(frozen=True, slots=True, repr=False)
+class Valued(Piece, Generic[T]):
     """One normalised fact with its provenance.
 
     Attributes:

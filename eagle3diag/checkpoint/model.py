@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.provenance import Valued
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ IssueKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+@dataclass(frozen=True, slots=True, repr=False)
+class Issue(Piece):
     """A deviation that did not stop the reading."""
 
     kind: IssueKind
@@ -65,8 +65,8 @@ class Issue:
         return {"kind": self.kind, "file": self.file, "message": self.message}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class TensorInfo(Piece):
     """One tensor as its header states it; nothing of its data was read."""
 
     name: str  #: as spelled in the file
@@ -89,8 +89,8 @@ class TensorInfo:
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "bytes": self.nbytes, "file": self.file}
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+@dataclass(frozen=True, slots=True, repr=False)
+class ConfigFile(Piece):
     """One JSON config as read, and which schema it is in."""
 
     file: str
@@ -172,8 +172,8 @@ class Checkpoint(Shown):
         return self.blocker(self.tensors[name], block)
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+@dataclass(frozen=True, slots=True, repr=False)
+class Dialect(Piece):
     """Which training framework wrote the draft, and how sure that is.
 
     Attributes:
@@ -193,8 +193,8 @@ class Dialect:
         return {"name": self.name, "confidence": self.confidence, "evidence": list(self.evidence)}
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reading(Piece):
     """One way to understand recorded aux layer ids."""
 
     convention: Literal["hf", "layer-output"]
@@ -202,8 +202,8 @@ class Reading:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuxIds:
+@dataclass(frozen=True, slots=True, repr=False)
+class AuxIds(Piece):
     """Recorded aux layer ids and what they can mean.
 
     Attributes:

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from eagle3diag.display import Piece
+
 __all__ = ["Wiring"]
 
 Fc = Literal["applied", "bypassed", "absent"]
 Mapping_ = Literal["offset", "absolute", "missing", "none", "t2d"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Wiring(Piece):
     """The effective wiring of a draft.
 
     Attributes:

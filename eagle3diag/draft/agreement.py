@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.draft import lengths
 from eagle3diag.draft.answers import Answers, answers
 from eagle3diag.draft.bootstrap import blocks
@@ -46,8 +46,8 @@ DEFINITION: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAgreement:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepAgreement(Piece):
     """One draft step. None where nothing at hand tells it.
 
     Attributes:

@@ -15,6 +15,8 @@ from statistics import NormalDist
 
 import torch
 
+from eagle3diag.display import Piece
+
 __all__ = ["Effect", "below", "block_size", "blocks", "holm", "normal_equivalent", "paired", "resampled", "smallest_effect", "tail"]
 
 DRAWS = 2000
@@ -22,8 +24,8 @@ SEED = 20240229
 _FEW, _MANY = 2000, 8000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Effect(Piece):
     """A mean over rows with its block-bootstrap error.
 
     Attributes:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3diag.display import Piece
 from eagle3diag.draft.lengths import expected_lengths, rates
 from eagle3diag.draft.measure import Bench, Measured
 
@@ -23,8 +24,8 @@ _COMMON = 10
 _BACK = 128  #: tokens looked back for a repetition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Part(Piece):
     """A part of the rows: its first step's top-1 with a standard error, and the length of the longest chain."""
 
     name: str

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eagle3diag.display import Piece
 from eagle3diag.draft.bootstrap import resampled
 
 __all__ = ["DEFINITIONS", "Rates", "accepted", "expected_lengths", "interval", "rates", "walk"]
@@ -26,8 +27,8 @@ DEFINITIONS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rates(Piece):
     """Rates per step; ``conditional`` is None where no chain reached the step."""
 
     marginal: tuple[float, ...]

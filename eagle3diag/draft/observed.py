@@ -17,7 +17,7 @@ import torch
 
 from eagle3diag.checkpoint.model import TargetSpec
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.draft.bootstrap import blocks, paired
 from eagle3diag.draft.measure import Bench
 from eagle3diag.draft.scope import scope_of
@@ -30,8 +30,8 @@ _TEXT = 0.05  #: of the tokens above one: how far the same wiring lies apart on 
 _WITHIN = 2.0  #: errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Piece):
     """One wiring and the length it would give.
 
     Attributes:

@@ -20,7 +20,7 @@ import torch
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.draft.bootstrap import Effect, below, blocks, holm, paired, smallest_effect
 from eagle3diag.draft.lengths import Rates, expected_lengths, rates
 from eagle3diag.draft.measure import Bench
@@ -49,8 +49,8 @@ DEFINITION: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ranked(Piece):
     """One wiring in the ranking.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.draft.bootstrap import Effect, blocks, paired
 from eagle3diag.draft.lengths import Rates, expected_lengths, interval, rates
 from eagle3diag.draft.measure import Bench, Measured
@@ -26,8 +26,8 @@ _SURE = 2.0  #: z from which a loss is one
 _FLOOR = 0.01  #: nats below which nothing is lost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Acceptance(Piece):
     """One wiring's acceptance on a dump: rates per step, expected length of chains of each k with its 95 % interval."""
 
     wiring: Wiring

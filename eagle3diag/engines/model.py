@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 
 if TYPE_CHECKING:
     from eagle3diag.engines.scan_target import ScannedTarget
@@ -22,8 +22,8 @@ Status = Literal["run", "read", "inferred"]
 Fate = Literal["loaded", "dropped", "truncated", "skipped", "replaced"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Fact(Piece):
     """One behaviour of one engine version.
 
     ``status``: ``run`` (the engine's own code was executed), ``read`` (read in its source) or ``inferred`` (from control flow).
@@ -91,8 +91,8 @@ class Contract(Shown):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+@dataclass(frozen=True, slots=True, repr=False)
+class Refusal(Piece):
     """The engine stops before the first request, loudly.
 
     ``stage``: ``construct``, ``load_weights`` or ``start``; ``message`` the predicted text.
@@ -104,8 +104,8 @@ class Refusal:
     fact: str = ""  #: behaviour it follows from
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFate:
+@dataclass(frozen=True, slots=True, repr=False)
+class TensorFate(Piece):
     """What became of one tensor of the file."""
 
     fate: Fate
@@ -117,8 +117,8 @@ class TensorFate:
         return {"fate": self.fate, "as": self.as_} | ({"why": self.why} if self.why else {})
 
 
-@dataclass(frozen=True, slots=True)
-class FcState:
+@dataclass(frozen=True, slots=True, repr=False)
+class FcState(Piece):
     """Whether the fusion layer runs.
 
     ``bypassed_at_width``: a hidden state of this width skips fc without a word; None where that never happens.
@@ -133,8 +133,8 @@ class FcState:
         return {"runs": self.runs, "width_in": self.width_in, "bypassed_at_width": self.bypassed_at_width}
 
 
-@dataclass(frozen=True, slots=True)
-class AuxCapture:
+@dataclass(frozen=True, slots=True, repr=False)
+class AuxCapture(Piece):
     """Which target states reach the draft.
 
     Attributes:
@@ -178,8 +178,8 @@ def _listed(ids: tuple[int, ...] | None) -> list[int] | None:
     return None if ids is None else list(ids)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchProblem:
+@dataclass(frozen=True, slots=True, repr=False)
+class LaunchProblem(Piece):
     """Something wrong with a launch line: ``kind`` is ``algorithm``, ``chain``, ``length``, ``quantization``, ``unknown-flag`` or
     ``other``.
 
@@ -193,8 +193,8 @@ class LaunchProblem:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Launch(Shown):
     """A parsed launch line.
 
     Attributes:
@@ -230,6 +230,12 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[LaunchProblem, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: the line, how it is understood, and what is wrong with it."""
+        told = {n: getattr(self, n) for n in self.__slots__ if n not in ("aux_ids", "env", "options", "problems")}
+        wrong = [{"kind": p.kind, "severity": p.severity, "message": p.message, "remedy": p.remedy} for p in self.problems]
+        return {**told, "aux_ids": _listed(self.aux_ids), "env": dict(self.env), "options": dict(self.options), "problems": wrong}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

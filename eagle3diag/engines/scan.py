@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.engines import versions
 from eagle3diag.engines.contract import draft_classes, facts_of, releases, runner_for, runners
 from eagle3diag.engines.model import Contract, Fact
@@ -36,8 +36,8 @@ How = Literal["read", "inferred", "recorded"]
 _SERVER = {"sglang": read_sglang, "vllm": read_vllm}
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedField:
+@dataclass(frozen=True, slots=True, repr=False)
+class ScannedField(Piece):
     """One behaviour: its value, how it is known, and where from."""
 
     value: Any

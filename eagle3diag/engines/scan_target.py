@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from eagle3diag.display import Piece
 from eagle3diag.engines.scan_classes import Classes, ClassRef, calls
 from eagle3diag.engines.scan_hook import SetLayers, set_layers
 from eagle3diag.engines.scan_kept import Kept, constant, kept_by
@@ -26,8 +27,8 @@ _FOLDERS = {"sglang": ("srt/models",), "vllm": ("model_executor/models", "models
 _N = (32, 61, 36, 47, 48)  # layer counts the rule is tried at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScannedTarget:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ScannedTarget(Piece):
     """What the source says of one target class.
 
     Attributes:

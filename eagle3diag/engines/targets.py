@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.checkpoint.model import TargetSpec
+from eagle3diag.display import Piece
 from eagle3diag.engines import versions
 from eagle3diag.engines.model import Contract, Launch
 from eagle3diag.errors import escaped
@@ -27,8 +28,8 @@ __all__ = ["GENERIC", "Behaviour", "TargetSupport", "built_class", "target_suppo
 _DATA = Path(__file__).parent / "contracts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Behaviour(Piece):
     """How one family of target classes captures in one version; the words are explained at the head of ``sglang_targets.toml``."""
 
     ids: str
@@ -55,8 +56,8 @@ GENERIC = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TargetSupport:
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetSupport(Piece):
     """Whether a target class hands out auxiliary states.
 
     Attributes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.rawfile import shown
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import UsageError
 from eagle3diag.hidden.capture_run import Pass, Run, run_text
 from eagle3diag.hidden.capture_target import FINAL, Target, identity, load_target
@@ -32,8 +32,8 @@ __all__ = ["Capture", "CapturedSample", "LayerDifference", "capture", "default_l
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDifference:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LayerDifference(Piece):
     """How far decoding with the cache is from one prefill, over the rows behind the prompt.
 
     Attributes:
@@ -50,8 +50,8 @@ class LayerDifference:
     cosine: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedSample:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CapturedSample(Piece):
     """One sample: its file, tokens, prompt tokens, and whether an earlier run had written it."""
 
     file: str

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eagle3diag.display import Piece
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -23,8 +25,8 @@ _LOW_BITS = 52  #: bits of the low limb
 _STEP = 36  #: the low limb counts units of 2**-36, so the high one counts units of 2**16
 
 
-@dataclass(frozen=True, slots=True)
-class ExactSum:
+@dataclass(frozen=True, slots=True, repr=False)
+class ExactSum(Piece):
     """A sum of finite float64 terms, held without rounding."""
 
     units: int = 0
@@ -43,8 +45,8 @@ class ExactSum:
         return self.units / (n << _UNIT) if n else math.nan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExactVector:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ExactVector(Piece):
     """Sums per channel, terms below 2**68 in size rounded to 2**-36 once each.
 
     Attributes:

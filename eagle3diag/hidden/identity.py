@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import CheckpointError
 from eagle3diag.hidden.model import HiddenDump, NormStatus, Sample, Slot
 from eagle3diag.hidden.rowstats import one_thread
@@ -27,8 +27,8 @@ _LEAST_COMMON = 8  #: tokens two samples must share to be a pair
 _SAME = 0.1  #: relative error below which two slots hold the same state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotMatch:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SlotMatch(Piece):
     """One slot of the first dump against the second.
 
     Cosines and relative errors ``|a - b| / |a|`` are medians over rows (None without rows).

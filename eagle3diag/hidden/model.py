@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,8 @@ __all__ = ["DumpIssue", "HiddenDump", "NormStatus", "Sample", "SampleRef", "Slot
 NormStatus = Literal["pre", "post", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+@dataclass(frozen=True, slots=True, repr=False)
+class Slot(Piece):
     """One state per token in a dump.
 
     Attributes:
@@ -39,8 +39,8 @@ class Slot:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DumpIssue:
+@dataclass(frozen=True, slots=True, repr=False)
+class DumpIssue(Piece):
     """A deviation seen while opening: ``kind`` is ``unreadable``, ``length``, ``shape``, ``dtype``, ``mask``, ``ids`` or ``other``; one
     printable line."""
 
@@ -50,8 +50,8 @@ class DumpIssue:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRef:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SampleRef(Piece):
     """One sample of a dump, not read yet.
 
     ``tokens`` and ``rows`` are the lengths as the headers state them (None where only reading tells); they should be equal. ``part``
@@ -65,8 +65,8 @@ class SampleRef:
     part: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sample(Piece):
     """One sample in memory.
 
     Attributes:

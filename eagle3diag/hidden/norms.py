@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.exact import ExactSum, ExactVector
 from eagle3diag.hidden.model import HiddenDump, SampleRef, Slot
@@ -79,8 +79,8 @@ class _Channels:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlotProfile:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SlotProfile(Piece):
     """One slot over all tokens of all samples; sums are exact, every figure derived from them is a property.
 
     Attributes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eagle3diag.display import Piece
 from eagle3diag.report.layout import View, table
 from eagle3diag.report.sample import planted, sample
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Story", "data", "run", "views"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Story(Piece):
     """One planted fault and what came of it; ``expected`` is the code that must be among the findings, empty for a sound draft."""
 
     title: str

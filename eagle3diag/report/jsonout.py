@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from eagle3diag.report.layout import value_text
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
@@ -35,6 +38,7 @@ __all__ = [
     "converted",
     "diffed",
     "dumps",
+    "fields_of",
     "inspected",
     "plain",
     "profiled",
@@ -63,9 +67,16 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in sorted(value, key=str)]
     if hasattr(value, "to_dict"):
         return plain(value.to_dict())
+    if getattr(value, "shape", ()):  # an array is told by its dtype and shape
+        return value_text(value)
     if hasattr(value, "item"):  # a NumPy or torch scalar
         return plain(value.item())
     return str(value)
+
+
+def fields_of(piece: Any) -> dict[str, Any]:
+    """The fields of a dataclass as JSON-able data, functions left out."""
+    return {f.name: plain(value) for f in fields(piece) if not callable(value := getattr(piece, f.name))}
 
 
 def dumps(value: Any) -> str:

@@ -6,11 +6,30 @@ the result holds them: each renderer escapes everything it prints in the way its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-__all__ = ["MARKS", "WORDS", "Block", "Status", "Table", "View", "count", "figure_text", "mark", "percent", "size", "table", "value_text"]
+__all__ = [
+    "MARKS",
+    "WORDS",
+    "Block",
+    "Status",
+    "Table",
+    "View",
+    "count",
+    "cut_rows",
+    "cut_texts",
+    "cut_view",
+    "figure_text",
+    "mark",
+    "percent",
+    "size",
+    "table",
+    "value_text",
+]
 
 Status = str  #: a key of MARKS
 
@@ -20,13 +39,15 @@ MARKS = {"error": "✖", "warning": "▲", "info": "ℹ", "ok": "✔", "skipped"
 WORDS = {"error": "ERROR", "warning": "WARNING", "info": "INFO", "ok": "OK", "skipped": "SKIPPED", "none": ""}
 
 MAX_ROWS = 40
+_BITS = 1024  #: of an integer that is written out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows of text under a caption; the first column names the row.
 
-    ``more`` says what was cut, empty where nothing was. ``status`` gives one status a row, or is empty.
+    ``more`` says what was cut, empty where nothing was. ``status`` gives one status a row, or is empty; so does ``kinds``, by whose words
+    the cut rows are counted in ``cut``.
     """
 
     caption: str
@@ -34,6 +55,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     more: str = ""
     status: tuple[Status, ...] = ()
+    kinds: tuple[str, ...] = ()
+    cut: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +116,40 @@ def figure_text(x: float | None, digits: int = 4) -> str:
 
 
 def value_text(value: Any, limit: int = 400) -> str:
-    """A value of evidence or config as one short string: numbers unrounded where exact, lists in brackets, cut with an ellipsis."""
+    """A value of evidence or config as one short string: numbers unrounded where exact, lists in brackets, cut with an ellipsis.
+
+    Of a long list or mapping only as much is looked at as is shown.
+    """
     if value is None:
         text = "not stated"
+    elif isinstance(value, str):
+        text = str(value)
     elif isinstance(value, bool):
         text = "true" if value else "false"
+    elif isinstance(value, int) and value.bit_length() > _BITS:
+        text = f"a number of {value.bit_length():,} bits"
     elif isinstance(value, float):
         text = f"{value:.6g}"
     elif isinstance(value, Mapping):
-        text = ", ".join(f"{k}: {value_text(v, limit)}" for k, v in value.items()) or "none"
+        text = _joined((f"{str(k)[:limit]}: {value_text(v, limit)}" for k, v in value.items()), limit) or "none"
     elif isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(value_text(v, limit) for v in value) + "]"
+        text = "[" + _joined((value_text(v, limit) for v in value), limit) + "]"
+    elif hasattr(value, "dtype") and getattr(value, "shape", ()):
+        text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     else:
         text = str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _joined(parts: Iterable[str], limit: int) -> str:
+    """The parts with commas, as many as reach the limit."""
+    told, long = [], 0
+    for part in parts:
+        told.append(part)
+        long += len(part) + 2
+        if long > limit:
+            break
+    return ", ".join(told)
 
 
 def table(
@@ -115,16 +158,83 @@ def table(
     rows: Iterable[Sequence[Any]],
     *,
     status: Iterable[Status] = (),
-    rest: str = "more",
+    kinds: Iterable[str] = (),
     limit: int = MAX_ROWS,
 ) -> Table:
-    """A table of at most ``limit`` rows; what is cut is counted: ``312 more, all unchanged`` with ``rest="more, all unchanged"``."""
-    every = [tuple(value_text(c) for c in row) for row in rows]
-    cut = max(0, len(every) - limit)
+    """A table of at most ``limit`` rows; what is cut is counted, and not turned into text.
+
+    Args:
+        status: of each row.
+        kinds: one word a row by which the cut ones are counted: ``312 more, all loaded``, ``12 more: 2 dropped, 10 loaded``.
+    """
+    every, words = iter(rows), iter(kinds)
+    shown = tuple(tuple(value_text(c) for c in row) for row in islice(every, limit))
+    told = tuple(islice(words, limit))
+    gone = max(0, len(rows) - limit) if isinstance(rows, Sized) else sum(1 for _ in every)
+    counted = Counter(words) if told else Counter({"": gone})
+    cut = tuple((kind, n) for kind, n in counted.items() if n)
     return Table(
         caption=caption,
         head=tuple(head),
-        rows=tuple(every[:limit]),
-        more=f"{cut:,} {rest}" if cut else "",
-        status=tuple(status)[:limit],
+        rows=shown,
+        more=_more(cut),
+        status=tuple(islice(status, limit)),
+        kinds=told,
+        cut=cut,
     )
+
+
+def _more(cut: Sequence[tuple[str, int]]) -> str:
+    """``312 more``, ``312 more, all loaded``, ``12 more: 2 dropped, 10 loaded``; empty for none."""
+    total = sum(n for _, n in cut)
+    if not total:
+        return ""
+    if len(cut) == 1:
+        return f"{total:,} more" + (f", all {cut[0][0]}" if cut[0][0] else "")
+    return f"{total:,} more: " + ", ".join(f"{n:,} {kind}" for kind, n in cut)
+
+
+def cut_rows(one: Table, most: int) -> Table:
+    """The table with its first rows only, and a count of all that is left out."""
+    gone = len(one.rows) - most
+    if gone <= 0:
+        return one
+    counted = Counter(one.kinds[most:] or [""] * gone)
+    counted.update(dict(one.cut))
+    cut = tuple((kind, n) for kind, n in counted.items() if n)
+    more = _more(cut) + (f"; {one.more}" if one.more and not one.cut else "")
+    return replace(one, rows=one.rows[:most], status=one.status[:most], kinds=one.kinds[:most], more=more, cut=cut)
+
+
+def cut_texts(one: View, longest: int) -> View:
+    """The view with every text cut to ``longest`` characters."""
+
+    def short(text: str) -> str:
+        return text if len(text) <= longest else text[: longest - 1] + "…"
+
+    blocks = tuple(
+        replace(
+            b,
+            code=short(b.code),
+            title=short(b.title),
+            evidence=tuple((short(k), short(v)) for k, v in b.evidence),
+            remedy=short(b.remedy),
+            engines=short(b.engines),
+        )
+        for b in one.blocks
+    )
+    tables = tuple(
+        replace(t, caption=short(t.caption), more=short(t.more), rows=tuple(tuple(map(short, row)) for row in t.rows)) for t in one.tables
+    )
+    return replace(
+        one, title=short(one.title), summary=short(one.summary), blocks=blocks, tables=tables, notes=tuple(map(short, one.notes))
+    )
+
+
+def cut_view(one: View, *, rows: int, texts: int, blocks: int) -> View:
+    """The view with fewer rows, shorter texts and fewer blocks; what is left out is counted."""
+    kept, gone = one.blocks[:blocks], len(one.blocks) - blocks
+    notes = one.notes[:blocks]
+    if gone > 0:
+        notes = (f"{gone:,} more of the kind of {kept[-1].code}, the quieter ones, are left out here.", *notes)
+    return cut_texts(replace(one, blocks=kept, tables=tuple(cut_rows(t, rows) for t in one.tables), notes=notes), texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eagle3diag.display import Shown
 from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["LogStudy", "log_study"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStudy:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LogStudy(Shown):
     """One log: the verdict on it (with a draft, on both), what explains its number, whether it pays."""
 
     report: Report
@@ -51,6 +52,13 @@ class LogStudy:
     def pays(self) -> tuple[Payoff, ...]:
         """Whether speculation pays, where a baseline was given and the log tells a throughput."""
         return () if self.payoff is None else (self.payoff,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, the shape of ``log``."""
+        from eagle3diag.report import jsonout
+
+        done: dict[str, Any] = jsonout.plain(jsonout.checked(self.report, self.explanation))
+        return done
 
 
 def log_study(

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3diag.display import Piece
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.report.layout import View, table
 from eagle3diag.report.parameters import Parameter, declared, fitted
@@ -20,8 +21,8 @@ from eagle3diag.report.parameters import Parameter, declared, fitted
 __all__ = ["Parameter", "Rendered", "available", "folder", "listing", "listing_view", "parameters", "run", "stem"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rendered(Piece):
     """What a run left: the page, and the executed notebook beside it."""
 
     name: str

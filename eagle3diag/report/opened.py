@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from eagle3diag.display import Shown
 from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +20,19 @@ __all__ = ["ENGINES", "Opened", "dump_verdict", "opened"]
 ENGINES = "sglang==0.5.9, sglang, vllm"  #: an old one that drops what speculators names, and the newest of each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Opened(Shown):
     """What was opened; nothing has been computed."""
 
     checkpoint: Checkpoint
     spec: DraftSpec
     dump: HiddenDump
     target: TargetSpec | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: what was opened."""
+        target = None if self.target is None else self.target.to_dict()
+        return {"schema": 1, **self.spec.to_dict(), **self.checkpoint.to_dict(), "dump": self.dump.to_dict(), "target": target}
 
     def served(self, engines: str | None = None) -> tuple[ServedDraft, ...]:
         """The draft as each engine runs it.

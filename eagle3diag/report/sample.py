@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3diag.display import Piece
 from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Sample", "checkout", "late", "planted", "sample", "variant"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sample(Piece):
     """Paths of the sample draft, of its target, of the target's states, and of a serving log."""
 
     draft: str

@@ -11,16 +11,19 @@ import textwrap
 from typing import TYPE_CHECKING, Any, TextIO
 
 from eagle3diag.errors import escaped
-from eagle3diag.report.layout import Block, Status, Table, View, mark
+from eagle3diag.report.layout import Block, Status, Table, View, cut_rows, cut_view, mark
 
 if TYPE_CHECKING:
     from eagle3diag.rules.model import Report
 
-__all__ = ["colour_wanted", "of", "render"]
+__all__ = ["brief", "colour_wanted", "of", "render"]
 
 WIDTH = 100
 _COLOURS = {"error": "1;31", "warning": "1;33", "info": "36", "ok": "32", "skipped": "2"}
 _CELL = 60
+_TEXT = 400  #: characters of one text in a repr
+_HEAD = 5  #: lines of a summary there
+_LEAST = 6  #: lines a table wants there: blank, caption, head, two rows, the count of the rest
 
 
 def colour_wanted(stream: TextIO) -> bool:
@@ -77,6 +80,43 @@ def of(view: View, *, colour: bool = False) -> str:
     if notes:
         parts.append(notes)
     return "\n\n".join("\n".join(p) for p in parts)
+
+
+def brief(view: View, most: int = 20) -> str:
+    """One view in at most ``most`` lines, for a ``repr``: whole where it fits, else the titles of findings and the first rows of tables."""
+    small = cut_view(view, rows=most, texts=_TEXT, blocks=most)
+    lines = of(small).splitlines()
+    if len(lines) <= most:
+        return "\n".join(lines)
+    head = _wrapped(small.summary, "  ", f"{escaped(small.title, 200)}: " if small.title else "").splitlines()
+    lines = [*head[:_HEAD], *(["  …"] if len(head) > _HEAD else [])]
+    tables = [t for t in view.tables if t.rows]
+    left = most - len(lines) - 1  # the last line says how to see the rest
+    if view.blocks:
+        titles = [_one_line(f"{mark(b.status)} {b.code}  {b.title}".strip()) for b in small.blocks]
+        room = max(2, left - (_LEAST + 1 if tables else 0))
+        shown = titles if len(titles) <= room and len(view.blocks) <= most else titles[: room - 1]
+        lines += shown
+        if len(shown) < len(view.blocks):
+            lines.append(f"… {len(view.blocks) - len(shown):,} more")
+        left = most - len(lines) - 1
+    unseen = []
+    for k, one in enumerate(tables):
+        after = k + 1 < len(tables)
+        share = left - _LEAST if after and left >= 2 * _LEAST + 1 else left
+        rows = share - 3 - (len(one.rows) > share - 3 or bool(one.more))  # a blank line, the caption, the head; the count of the rest
+        if rows < 1:
+            unseen.append(f"{escaped(one.caption)} ({len(one.rows) + sum(n for _, n in one.cut):,} rows)")
+            continue
+        part = ["", *_table(cut_rows(one, rows), False)]
+        lines += part
+        left -= len(part)
+    also = f"also {'; '.join(unseen)}; " if unseen else ""
+    return "\n".join([*lines, _one_line(f"… {also}in full: eagle3diag.report.text.render(result)", 2 * WIDTH)])
+
+
+def _one_line(text: str, limit: int = WIDTH) -> str:
+    return escaped(text, limit - 1)
 
 
 def render(report: Report | Any, *, colour: bool = False) -> str:

@@ -2,7 +2,8 @@
 
 ``display.Shown`` asks here when a result is printed, so results themselves know nothing of rendering. The functions per noun stand in
 ``views_serving``, ``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the
-noun is told by its class name, which spares importing the rooms a result does not come from.
+noun is told by its class name, which spares importing the rooms a result does not come from. What results are made of (`Piece`) has a
+sentence each in ``views_pieces``.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, cast
 
+from eagle3diag.display import Piece
 from eagle3diag.errors import UsageError
-from eagle3diag.report.layout import View
+from eagle3diag.report.layout import View, cut_view
 
-__all__ = ["KINDS", "frame", "html", "plain", "view"]
+__all__ = ["KINDS", "frame", "html", "line", "plain", "view"]
 
 #: class name -> module and stem: ``<stem>_view(result)`` is its view, ``<stem>_records(result)`` the rows of its main table.
 KINDS = {
     "Checkpoint": ("views_checkpoint", "checkpoint"),
     "DraftSpec": ("views_checkpoint", "spec"),
     "TargetSpec": ("views_checkpoint", "target"),
+    "Launch": ("views_engines", "launch"),
     "Contract": ("views_engines", "contract"),
     "ServedDraft": ("views_engines", "served"),
     "EngineScan": ("views_scan", "scan"),
@@ -44,9 +47,14 @@ KINDS = {
     "Compatibility": ("views_serving", "compatibility"),
     "Report": ("views_report", "report"),
     "Study": ("views_report", "study"),
+    "Opened": ("views_report", "opened"),
+    "LogStudy": ("views_report", "logstudy"),
 }
 
 MAX_LINES = 20  #: of a repr
+MAX_BYTES = 64_000  #: of what a notebook cell is given; a larger one is cut, and says so
+#: rows a table, characters a text, blocks: tried in turn until it is small enough
+SIZES = ((200, 4000, 200), (40, 1000, 100), (40, 300, 40), (20, 200, 20), (10, 100, 10), (3, 40, 3))
 
 
 def _maker(result: object, what: str) -> Any:
@@ -63,25 +71,40 @@ def view(result: object) -> View:
     Raises:
         UsageError: not one of the results of this library.
     """
+    if isinstance(result, View):
+        return result
+    if isinstance(result, Piece):
+        from eagle3diag.report.views_pieces import piece_view
+
+        return piece_view(result)
     return cast(View, _maker(result, "view")(result))
+
+
+def line(piece: Piece) -> str:
+    """The ``repr`` of a piece: one line, its class and a sentence."""
+    from eagle3diag.report.views_pieces import line
+
+    return line(piece)
 
 
 def plain(result: object) -> str:
     """The ``repr`` of a result: at most 20 lines, the summary first, the worst next."""
-    from eagle3diag.report.text import of
+    from eagle3diag.report.text import brief
 
-    lines = of(view(result)).splitlines()
-    if len(lines) > MAX_LINES:
-        rest = len(lines) - MAX_LINES + 1
-        lines = [*lines[: MAX_LINES - 1], f"… {rest} more lines: print(eagle3diag.report.text.render(result))"]
-    return "\n".join(lines)
+    return brief(view(result), MAX_LINES)
 
 
 def html(result: object) -> str:
-    """The HTML fragment a notebook shows: a static table with words in it, legible without style or scripts."""
+    """The HTML fragment a notebook shows: a static table with words in it, legible without style or scripts, of at most 64 KB."""
     from eagle3diag.report.html import fragment
 
-    return fragment(view(result), level=3)
+    whole = view(result)
+    shown = ""
+    for rows, texts, blocks in SIZES:
+        shown = fragment(cut_view(whole, rows=rows, texts=texts, blocks=blocks), level=3)
+        if len(shown.encode("utf-8", "replace")) <= MAX_BYTES:
+            break
+    return shown
 
 
 def frame(result: object) -> Any:

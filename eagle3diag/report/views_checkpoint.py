@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.report.layout import Block, Table, View, count, size, table, value_text
@@ -27,7 +28,7 @@ def _dtypes(checkpoint: Checkpoint) -> str:
 def checkpoint_view(checkpoint: Checkpoint) -> View:
     """Files, configs, deviations, tensors largest first."""
     tensors = sorted(checkpoint.tensors.values(), key=lambda t: (-t.nbytes, t.name))
-    rows = [(t.name, t.dtype, list(t.shape), size(t.nbytes), t.file) for t in tensors]
+    rows = ((t.name, t.dtype, t.shape, size(t.nbytes), t.file) for t in tensors)
     configs = ", ".join(f"{c.file} ({c.schema} schema)" for c in checkpoint.configs) or "no config"
     made_of = f"{count(len(tensors), 'tensor')} ({_dtypes(checkpoint)})" if tensors else "no tensors"
     blocks = [
@@ -44,7 +45,9 @@ def checkpoint_view(checkpoint: Checkpoint) -> View:
         summary=f"{made_of}, {size(checkpoint.bytes_total)}, {checkpoint.form}; {configs}",
         status="warning" if blocks else "none",
         blocks=tuple(blocks),
-        tables=(table("Tensors, largest first", ("tensor", "dtype", "shape", "size", "file"), rows, rest="smaller tensors more"),),
+        tables=(
+            table("Tensors, largest first", ("tensor", "dtype", "shape", "size", "file"), rows, kinds=repeat("smaller", len(tensors))),
+        ),
     )
 
 

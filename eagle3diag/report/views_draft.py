@@ -181,7 +181,6 @@ def ranking_view(ranking: WiringRanking) -> View:
                 rows,
                 status=status,
                 limit=30,
-                rest="more",
             ),
         ),
         notes=(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from eagle3diag.report.layout import Block, View, count, table, value_text
 
 if TYPE_CHECKING:
-    from eagle3diag.engines.model import Contract, ServedDraft
+    from eagle3diag.engines.model import Contract, Launch, ServedDraft
 
-__all__ = ["contract_records", "contract_view", "served_records", "served_view"]
+__all__ = ["contract_records", "contract_view", "launch_records", "launch_view", "served_records", "served_view"]
 
 #: worst first
 FATES = {"dropped": "error", "truncated": "error", "replaced": "info", "skipped": "none", "loaded": "ok"}
@@ -33,6 +33,54 @@ def contract_view(contract: Contract) -> View:
         summary=f"{count(len(rows), 'behaviour')} for the {contract.draft_class} draft class, {about}",
         status="none" if contract.on_record else "info",
         tables=(table("Behaviours", ("behaviour", "value", "known by", "source"), rows, limit=200),),
+    )
+
+
+def launch_records(launch: Launch) -> list[dict[str, Any]]:
+    """One row an option as written, and the environment in front of the command: option, value."""
+    told = [(f"{n}=", v) for n, v in launch.env.items()] + [(f"--{n}", v) for n, v in launch.options.items()]
+    return [{"option": n, "value": v} for n, v in told]
+
+
+_CHAIN = (
+    ("algorithm", "method"),
+    ("target", "target"),
+    ("draft", "draft"),
+    ("draft steps", "steps"),
+    ("branches a step", "topk"),
+    ("draft tokens", "draft_tokens"),
+    ("layer ids", "aux_ids"),
+    ("context, tokens", "context"),
+    ("runner", "runner"),
+)
+
+
+def launch_view(launch: Launch) -> View:
+    """What the line asks for, what is wrong with it first."""
+    order = ("error", "warning", "info")
+    problems = sorted(launch.problems, key=lambda p: order.index(p.severity))
+    blocks = tuple(
+        Block(
+            status=p.severity,
+            code=p.kind,
+            title=p.message,
+            evidence=tuple((str(k), value_text(v)) for k, v in p.evidence.items()),
+            remedy=p.remedy,
+        )
+        for p in problems
+    )
+    asked = launch.method or "no speculation"
+    steps = launch.steps if launch.steps is not None else launch.draft_tokens
+    chain = f" in chains of {steps}" if steps is not None and launch.method else ""
+    wrong = f"{count(len(blocks), 'problem')} with the line itself, the worst first" if blocks else "nothing wrong with the line by itself"
+    known = [(what, getattr(launch, n)) for what, n in _CHAIN if getattr(launch, n) is not None]
+    rows = ((r["option"], r["value"]) for r in launch_records(launch))
+    return View(
+        title=f"Launch line of {launch.engine}" + (f" {launch.version}" if launch.version else ""),
+        summary=f"asks for {asked}{chain}; {wrong}",
+        status=problems[0].severity if problems else "ok",
+        blocks=blocks,
+        tables=(table("As this engine understands it", ("what", "value"), known), table("As written", ("option", "value"), rows)),
     )
 
 
@@ -126,7 +174,7 @@ def served_view(served: ServedDraft) -> View:
                 ("tensor", "fate", "as", "why"),
                 ((r["tensor"], r["fate"], r["as"], r["why"]) for r in rows),
                 status=(FATES[r["fate"]] for r in rows),
-                rest="more, all " + (rows[-1]["fate"] if rows else ""),
+                kinds=(r["fate"] for r in rows),
             ),
             table("Effective wiring (what is not named is as usual)", ("what", "value"), _wiring(served)),
         ),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.explain_words import CAUSES, CODES, FAULTS, WIRING_KINDS, experiment
 from eagle3diag.rules.model import Case, Report, Severity
@@ -34,8 +34,8 @@ _WELL = 1.6  #: length from which it is taken to be well served
 _LISTED = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Cause(Piece):
     """One candidate.
 
     Attributes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 
 if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that room
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -35,8 +35,8 @@ class Severity(StrEnum):
         return ("error", "warning", "info").index(self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Finding(Piece):
     """One judged fact.
 
     Attributes:
@@ -68,8 +68,8 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Case(Piece):
     """What the user handed in, opened and normalised once. Rules look at nothing else.
 
     ``other`` is a second draft to compare with (VAL310). ``dump`` holds hidden states of the target; one that could not be opened is
@@ -114,8 +114,8 @@ class Case:
         return present[need]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Outcome(Piece):
     """What became of one rule: ``ran`` (findings, maybe none), ``skipped`` (why) or ``crashed`` (why)."""
 
     code: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from eagle3diag.display import Piece
 from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.rules.model import Case, Finding, Outcome, Report, Severity
 
@@ -68,8 +69,8 @@ class NotJudged(Exception):
     """Raised by a rule whose evidence is there but says too little; the reason, one line, is listed as why it was skipped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rule(Piece):
     """One registered rule.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _ROWS = 100  # rows on which a wiring is first looked at
 _HEAD_ROWS = "head cut to the target's first rows"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Observed(Piece):
     """What a log shows.
 
     Attributes:
@@ -67,8 +67,8 @@ def observed(log: ServingLog) -> Observed | None:
     return Observed(length=log.acceptance_length, k=k, joint=joint, drafts=log.weight, error=error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Compared(Piece):
     """One wiring beside the log.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.serving.metrics import conditional
 
 __all__ = ["Basis", "ContextBin", "EngineShare", "Launched", "Point", "Seen", "ServingLog", "Training", "Trap"]
@@ -19,8 +19,8 @@ __all__ = ["Basis", "ContextBin", "EngineShare", "Launched", "Point", "Seen", "S
 Basis = Literal["counts", "windows", "requests", "lifetime", "stated"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Point(Piece):
     """A stretch of the log: windows that follow each other.
 
     Attributes:
@@ -36,8 +36,8 @@ class Point:
     windows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextBin:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ContextBin(Piece):
     """Windows whose requests had between ``low`` and ``high`` tokens of context.
 
     ``error`` is the standard error of ``length`` over the windows.
@@ -64,8 +64,8 @@ class ContextBin:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineShare:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EngineShare(Piece):
     """What one of several engines or ranks contributed."""
 
     label: str
@@ -79,8 +79,8 @@ class EngineShare:
         return {"engine": self.label, "windows": self.windows, "acceptance_length": round(self.length, 4), "drafts": drafts}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+@dataclass(frozen=True, slots=True, repr=False)
+class Seen(Piece):
     """A line that matters: ``key`` names what it means, ``text`` is how it read, ``means`` what follows."""
 
     key: str
@@ -89,8 +89,8 @@ class Seen:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Trap:
+@dataclass(frozen=True, slots=True, repr=False)
+class Trap(Piece):
     """A number that is not what it looks like.
 
     ``kind``: ``bonus in rate``, ``ambiguous rate``, ``bonus left out``, ``beyond k``, ``requests``, ``simulated``, ``long chain``,
@@ -102,8 +102,8 @@ class Trap:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Launched(Piece):
     """What the log says of the launch, None where it does not.
 
     Attributes:
@@ -138,8 +138,8 @@ class Launched:
         return known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Training(Piece):
     """What a training run says of its own draft.
 
     Attributes:

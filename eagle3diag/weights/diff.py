@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
-from eagle3diag.display import Shown
+from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import Eagle3DiagError
 from eagle3diag.weights.compare import ValueChange, compare
 from eagle3diag.weights.renames import By, Match, match
@@ -22,8 +22,8 @@ from eagle3diag.weights.values import blocks_of
 __all__ = ["Changed", "Renamed", "ValueChange", "WeightDiff", "diff"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Renamed(Piece):
     """One tensor under two names.
 
     Attributes:
@@ -43,8 +43,8 @@ class Renamed:
         return out | ({"rows": list(self.rows)} if self.rows else {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Changed(Piece):
     """A shape, dtype or config fact that is ``a`` in the first checkpoint and ``b`` in the second (None: not stated)."""
 
     name: str
