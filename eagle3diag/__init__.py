@@ -1,6 +1,6 @@
 """eagle3diag: why an EAGLE-3 draft is not accepted, from its files alone.
 
-Ten names are all a notebook needs; each is looked up when first used, so ``import eagle3diag`` costs nothing and loads
+Eleven names are all a notebook needs; each is looked up when first used, so ``import eagle3diag`` costs nothing and loads
 neither torch nor matplotlib.
 
 >>> import eagle3diag as e3
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eagle3diag.draft.ranking import rank as rank
     from eagle3diag.engines.serve import serve as serve
     from eagle3diag.hidden.dumps import open_dump as open_dump
+    from eagle3diag.report.explore import explore as explore
     from eagle3diag.rules.case import check as check
     from eagle3diag.weights.convert import convert as convert
     from eagle3diag.weights.diff import diff as diff
@@ -39,6 +40,7 @@ _WHERE = {
     "convert": "weights.convert",
     "agreement": "draft.agreement",
     "rank": "draft.ranking",
+    "explore": "report.explore",
 }
 
 __all__ = [*_WHERE]

@@ -350,6 +350,16 @@ class Bench:
         short = _shortened(sample, rows + self.steps)
         return replace(self, samples=((short, greedy[: len(short.token_ids)]),)).run(0, wiring, steps=steps)
 
+    def within(self, rows: int) -> Bench:
+        """The same on about ``rows`` counted rows: beginnings of samples spread evenly; itself where it has no more."""
+        if sum(self._counts(sample) for sample, _ in self.samples) <= rows:
+            return self
+        number = min(len(self.samples), max(1, rows // 32))
+        taken = sorted(at for at, _ in zip(_spread(len(self.samples)), range(number), strict=False))
+        each = math.ceil(rows / number)
+        cut = [(_shortened(self.samples[at][0], each + self.steps), self.samples[at][1]) for at in taken]
+        return replace(self, samples=tuple((sample, greedy[: len(sample.token_ids)]) for sample, greedy in cut))
+
 
 def _beside(dump: HiddenDump) -> TargetSpec | None:
     """The target's config and rows that a capture left with its dump, or None."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from eagle3diag.checkpoint.wiring import Wiring
 
-__all__ = ["Candidate", "Scope", "alternatives", "described"]
+__all__ = ["Candidate", "Scope", "alternatives", "described", "field_words", "value_words"]
 
 _THETAS = (1e4, 1e5, 5e5, 1e6, 5e6)
 _FEW_SLOTS = 5  # up to this many states every choice among them is tried
@@ -302,10 +302,18 @@ def described(base: Wiring, other: Wiring) -> str:
         if name == "unfilled":
             parts.append(f"{len(new)} parameters left at their start values" if new else "every parameter loaded")
             continue
-        if name == "mapping":
-            new, old = _MAPS[new], _MAPS[old]
-        parts.append(f"{_WORDS.get(name, name)} {_shown(new)} in place of {_shown(old)}")
+        parts.append(f"{field_words(name)} {value_words(name, new)} in place of {value_words(name, old)}")
     return "; ".join(parts) or "the same wiring"
+
+
+def field_words(name: str) -> str:
+    """A field of the wiring in words: ``layers`` for ``aux_layers``."""
+    return _WORDS.get(name, name)
+
+
+def value_words(name: str, value: Any) -> str:
+    """A value of a field of the wiring in words: ``2, 15, 27``."""
+    return _MAPS[value] if name == "mapping" else _shown(value)
 
 
 _MAPS = {"offset": "by d2t", "absolute": "by d2t as absolute ids", "missing": "left out", "none": "none", "t2d": "by t2d"}

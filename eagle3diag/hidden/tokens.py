@@ -47,6 +47,11 @@ class TokenNorms(Shown):
         found = [row[token] / m for row, m in zip(self.l2, self.medians, strict=True) if token < len(row) and m > 0]
         return max((x for x in found if x == x), default=float("nan"))
 
+    def times(self, slot: int, token: int) -> float:
+        """The norm of one token at one slot over that slot's median; NaN where either is not there."""
+        row, median = self.l2[slot], self.medians[slot]
+        return row[token] / median if token < len(row) and median > 0 else float("nan")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {

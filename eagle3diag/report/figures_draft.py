@@ -24,6 +24,7 @@ __all__ = [
     "agreement_alt",
     "agreement_caption",
     "agreement_plot",
+    "bars",
     "engine_alt",
     "engine_caption",
     "engine_plot",
@@ -168,8 +169,13 @@ def ranking_alt(result: object) -> str:
     return f"Dot chart of wirings against the one at hand, negative is better. {'; '.join(points)}."
 
 
-def _bars(trained: Acceptance, served: Acceptance | None, title: str) -> Figure:
-    """Joint agreement of each step, as trained and as served, side by side."""
+def bars(trained: Acceptance, served: Acceptance | None, title: str, other: str = "as this engine runs it") -> Figure:
+    """Joint agreement of each step, as trained and otherwise, side by side.
+
+    Args:
+        served: None where there is one side only.
+        other: what the second side is.
+    """
     import matplotlib
 
     from eagle3diag.report.figures import RC, chart
@@ -178,7 +184,7 @@ def _bars(trained: Acceptance, served: Acceptance | None, title: str) -> Figure:
         figure: Figure
         figure, ax = chart(8.6, 3.9, title, right=0.3)
         sides = [("as trained", trained, "#ffffff", "")]
-        sides += [("as this engine runs it", served, "#f2a97a", "////")] if served is not None else []
+        sides += [(other, served, "#f2a97a", "////")] if served is not None else []
         for i, (label, one, fill, hatch) in enumerate(sides):
             at = [s + (0.4 * i - 0.2 if len(sides) > 1 else 0.0) for s in range(len(one.rates.joint))]
             height = [100 * j for j in one.rates.joint]
@@ -205,7 +211,7 @@ def _in_words(rows: list[dict[str, Any]]) -> str:
 def acceptance_plot(result: object) -> Figure:
     """Joint agreement of each step, as trained and as served, side by side."""
     one: ServedAcceptance = result  # type: ignore[assignment]
-    return _bars(one.trained, one.served, "Acceptance as served")
+    return bars(one.trained, one.served, "Acceptance as served")
 
 
 def acceptance_caption(result: object) -> str:
@@ -222,7 +228,7 @@ def acceptance_alt(result: object) -> str:
 def engine_plot(result: object) -> Figure:
     """The same for one engine; as trained alone where it has no number."""
     one: EngineAcceptance = result  # type: ignore[assignment]
-    return _bars(one.trained, None if one.result is None else one.result.served, f"Acceptance with {escaped(one.engine, 60)}")
+    return bars(one.trained, None if one.result is None else one.result.served, f"Acceptance with {escaped(one.engine, 60)}")
 
 
 def engine_caption(result: object) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eagle3diag.hidden.norms import NormProfile
     from eagle3diag.hidden.tokens import TokenNorms
 
-__all__ = ["profile_alt", "profile_caption", "profile_plot", "tokens_alt", "tokens_caption", "tokens_plot"]
+__all__ = ["profile_alt", "profile_caption", "profile_plot", "token_plot", "tokens_alt", "tokens_caption", "tokens_plot"]
 
 TOKENS = 512  #: of a sample that are drawn
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#595959"
@@ -158,3 +158,37 @@ def tokens_alt(result: object) -> str:
     medians = "; ".join(f"{slot_name(s)} {figure_text(m, 3)}" for s, m in zip(norms.slots[:40], norms.medians, strict=False))
     sizes = f"{count(len(norms.slots), 'state')} against {count(len(norms.token_ids), 'token')}"
     return f"Map of {sizes}. Median norms: {medians}. {tokens_caption(norms)}"
+
+
+def token_plot(norms: TokenNorms, slot: int, token: int) -> Figure:
+    """The norm of the tokens around one, at one state, with that token and the sinks marked."""
+    import matplotlib
+
+    from eagle3diag.report.figures import RC, chart
+
+    row, median = norms.l2[slot], norms.medians[slot]
+    start = max(0, min(token - TOKENS // 2, len(row) - TOKENS))
+    at = range(start, min(len(row), start + TOKENS))
+    values = [row[t] if row[t] > 0 else math.nan for t in at]
+    with matplotlib.rc_context(RC):  # type: ignore[arg-type]
+        figure: Figure
+        figure, ax = chart(8.6, 3.1, f"Norm of the tokens at {slot_name(norms.slots[slot])}", right=0.3)
+        ax.plot(at, values, color=BLUE, linewidth=1.0, label="L2 norm")
+        if any(math.isfinite(v) for v in values):
+            ax.set_yscale("log")
+        if median > 0:
+            ax.axhline(median, color=GREY, linewidth=0.9, linestyle="--", label="median")
+        sinks = [t for t in norms.sinks if t in at and t < len(row) and row[t] > 0]
+        ax.plot(sinks, [row[t] for t in sinks], color="black", marker="v", markersize=6, linestyle="none", label="sink")
+        if token in at:
+            ax.axvline(token, color=ORANGE, linewidth=1.2, linestyle=":")
+            if row[token] > 0:
+                ax.plot([token], [row[token]], color=ORANGE, marker="D", markersize=8, markeredgecolor="black", label=f"token {token}")
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high * 3)  # room for the legend
+        ax.set_xlim(at.start - 1, max(at.stop, at.start + 2))
+        ax.set_xlabel("token, by its place in the sample")
+        ax.set_ylabel("L2 norm")
+        ax.grid(axis="y", color="#dddddd", linewidth=0.7)
+        ax.legend(loc="upper right", frameon=False, ncols=4)
+    return figure
