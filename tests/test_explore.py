@@ -304,7 +304,7 @@ def test_findings_of_several_engines_are_filtered() -> None:
     assert {b.code for b in errors.blocks} == {"KEY203"}
     assert errors.blocks[0].engines == "sglang 0.5.9"
     label = next(value for words_, value in explorer.controls[2].options if "vllm" in words_)
-    assert all("KEY203" != b.code for b in explorer.panel(engine=label).view.blocks)
+    assert all(b.code != "KEY203" for b in explorer.panel(engine=label).view.blocks)
     assert {b.code for b in explorer.panel(code="KEY").view.blocks} == {"KEY203"}
     assert {b.code for b in explorer.panel(text="Dropped SILENCE").view.blocks} == {"KEY203"}
     assert explorer.panel(text="no such word").view.blocks == ()

@@ -6,6 +6,7 @@ With ``EAGLE3DIAG_SCREENSHOTS=FOLDER`` the pages are kept as pictures, light and
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -119,10 +120,8 @@ def _answers(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
 def _stopped(server: subprocess.Popen[bytes]) -> None:
     """SIGTERM lets the server end its kernels; a kernel whose server is gone ends by itself."""
     for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, sign)
-        except ProcessLookupError:
-            pass
         try:
             server.wait(patience)
             return

@@ -27,11 +27,13 @@ KINDS = {
     "Report": ("explore_report", "report_explorer"),
     "Study": ("explore_report", "study_explorer"),
 }
+_OPEN = "it keeps numbers and no rows to run again: explore what eagle3diag.report.opened.opened(draft, dump, target) opens"
 #: results that do not keep what they were made of -> what to explore in their place
 INSTEAD = {
-    "Agreement": "it keeps numbers and no rows to run again: explore what eagle3diag.report.opened.opened(draft, dump, target) opens",
-    "ServedAcceptance": "it keeps numbers and no rows to run again: explore what eagle3diag.report.opened.opened(draft, dump, target) opens",
-    "WiringRanking": "it keeps numbers and no rows to run again: explore what eagle3diag.report.opened.opened(draft, dump, target) opens",
+    "Agreement": _OPEN,
+    "ServedAcceptance": _OPEN,
+    "EngineAcceptance": _OPEN,
+    "WiringRanking": _OPEN,
     "NormProfile": "it keeps no tokens: explore the dump itself",
 }
 
@@ -43,12 +45,11 @@ def explorer(result: object) -> Explorer:
         UsageError: this kind of result has no explorer, or this one nothing to explore.
     """
     name = type(result).__name__
+    a = "an" if name[0].upper() in "AEIOU" else "a"
     if name in INSTEAD:
-        raise UsageError(f"{'an' if name[0].upper() in 'AEIOU' else 'a'} {name} cannot be explored, {INSTEAD[name]}")
+        raise UsageError(f"{a} {name} cannot be explored, {INSTEAD[name]}")
     if name not in KINDS:
-        raise UsageError(
-            f"{'an' if name[0].upper() in 'AEIOU' else 'a'} {name} cannot be explored; there are explorers of {', '.join(KINDS)}"
-        )
+        raise UsageError(f"{a} {name} cannot be explored; there are explorers of {', '.join(KINDS)}")
     module, function = KINDS[name]
     return cast(Explorer, getattr(import_module(f"eagle3diag.report.{module}"), function)(result))
 
@@ -57,8 +58,8 @@ def explore(result: object, *, static: bool = True) -> None:
     """Show a result in a notebook, with controls to look around in it.
 
     Args:
-        result: a ``WeightDiff`` (pick tensors), a ``HiddenDump`` or ``TokenNorms`` (scrub token and layer), an ``Opened`` draft with its dump
-            (toggle the switches of its wiring), a ``Report`` or ``Study`` (filter findings).
+        result: a ``WeightDiff`` (pick tensors), a ``HiddenDump`` or ``TokenNorms`` (scrub token and layer), an ``Opened`` draft with its
+            dump or a ``Bench`` (toggle the switches of its wiring), a ``Report`` or ``Study`` (filter findings).
         static: show the static view first; False where it stands above already.
 
     Raises:

@@ -25,8 +25,8 @@ class Control:
     Attributes:
         key: of its value in the setting.
         label: beside it.
-        kind: ``toggle`` (bool), ``choice`` (one option), ``several`` (a tuple of options), ``slider`` (an int from 0 to ``high``), ``stops``
-            (one option, by a slider), ``text``.
+        kind: ``toggle`` (bool), ``choice`` (one option), ``several`` (a tuple of options), ``slider`` (an int from 0 to ``high``),
+            ``stops`` (one option, by a slider), ``text``.
         value: at first.
         options: (words, value) pairs of the choices.
         high: last value of a slider.
