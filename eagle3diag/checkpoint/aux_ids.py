@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from eagle3diag.checkpoint.dialects import MODELOPT_KEYS, speculators_version
-from eagle3diag.checkpoint.fields import as_mapping, as_number_ids
+from eagle3diag.checkpoint.fields import ID_KEYS, as_mapping, as_number_ids
 from eagle3diag.checkpoint.model import AuxIds, ConfigFile, Dialect, Reading
 
 __all__ = ["collect", "default_layers", "recorded", "resolve"]
@@ -34,10 +34,9 @@ def recorded(config: ConfigFile) -> list[tuple[str, tuple[int, ...], Convention]
     nested = as_mapping(top.get("eagle_config")) or {}
     dflash = as_mapping(top.get("dflash_config")) or {}
     places: tuple[tuple[str, Any, Convention], ...] = (
-        ("eagle_aux_hidden_state_layer_ids", top.get("eagle_aux_hidden_state_layer_ids"), "hf"),
-        ("aux_hidden_state_layer_ids", top.get("aux_hidden_state_layer_ids"), "hf"),
+        *((key, top.get(key), habit) for key, habit in ID_KEYS.items() if habit == "hf"),
         ("eagle_config.eagle_aux_hidden_state_layer_ids", nested.get("eagle_aux_hidden_state_layer_ids"), "layer-output"),
-        ("aux_hidden_states_layer_ids", top.get("aux_hidden_states_layer_ids"), "layer-output"),
+        *((key, top.get(key), habit) for key, habit in ID_KEYS.items() if habit == "layer-output"),
         ("eagle_config.layer_ids", nested.get("layer_ids"), "hf"),
         ("dflash_config.target_layer_ids", dflash.get("target_layer_ids"), "layer-output"),
     )
@@ -125,8 +124,8 @@ def _proof(
         return "layer-output", "AngelSlim's key, which records layer outputs"
     if key == "dflash_config.target_layer_ids":
         return "layer-output", "DFlash records layer outputs"
-    if key == "aux_hidden_state_layer_ids" or key == "eagle_config.layer_ids":
-        return "hf", f"{key} holds HF indices wherever it is written"
+    if key == "eagle_config.layer_ids" or (key in ID_KEYS and key != "eagle_aux_hidden_state_layer_ids"):
+        return habit, f"{key} holds {'HF indices' if habit == 'hf' else 'layer outputs'} wherever it is written"
     if any(_is_speculators(c.data) for c in configs if c is not config) and not any(c.schema == "speculators" for c, *_ in rest):
         return "hf", "trained with speculators (a config beside it says so), which counts HF indices"
     if dialect.name == "specforge-training":

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle3diag.checkpoint.fields import as_bool, as_float, as_int, as_mapping, as_number_ids, as_text, first_text, rope_facts
+from eagle3diag.checkpoint.fields import ID_KEYS, as_bool, as_float, as_int, as_mapping, as_number_ids, as_text, first_text, rope_facts
 from eagle3diag.checkpoint.model import ConfigFile, Issue
 from eagle3diag.errors import escaped
 
@@ -39,7 +39,7 @@ _NO_CONFIG = (  # JSON beside a model that is never a model config
     "video_preprocessor_config", "chat_template", "hf_quant_config", "val_metrics", "trainer_state", "training_args", "adapter_config",
     "quantize_config", "all_results", "train_results", "eval_results", "merges", "modules",
 )  # fmt: skip
-_DRAFT_KEYS = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "aux_hidden_states_layer_ids", "dflash_config")
+_DRAFT_KEYS = ("draft_vocab_size", "eagle_config", "dflash_config", *ID_KEYS)
 _LAYER_COUNTS = (
     "hidden_size",
     "vocab_size",
@@ -235,7 +235,8 @@ def shared_facts(config: ConfigFile) -> dict[str, Any]:
 
 def _aux_hf(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
     key = "eagle_aux_hidden_state_layer_ids"
-    for value, shift in ((top.get(key), 0), (nested.get(key), 1), (top.get("aux_hidden_states_layer_ids"), 1)):
+    others = ((top.get(k), int(habit == "layer-output")) for k, habit in ID_KEYS.items() if k != key)
+    for value, shift in ((top.get(key), 0), (nested.get(key), 1), *others):
         ids = as_number_ids(value)
         if ids is not None:
             return tuple(i + shift for i in ids)

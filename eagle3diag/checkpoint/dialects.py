@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from eagle3diag.checkpoint.fields import as_mapping, as_text, first_text
+from eagle3diag.checkpoint.fields import ID_KEYS, as_mapping, as_text, first_text
 from eagle3diag.checkpoint.model import Algorithm, Checkpoint, Dialect
 from eagle3diag.checkpoint.names import canonical_names, is_fused, spelling
 from eagle3diag.errors import escaped
@@ -148,7 +148,7 @@ def _algorithm_of_config(s: _Seen) -> tuple[Algorithm | None, str]:
     for word, algorithm in words:
         if word in arch:
             return algorithm, f"architectures {escaped(s.arch)}"
-    if any(k in s.config for k in ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "aux_hidden_states_layer_ids")):
+    if any(k in s.config for k in ("draft_vocab_size", "eagle_config", *ID_KEYS)):
         return "eagle3", "draft_vocab_size or aux layer ids"
     return None, ""
 

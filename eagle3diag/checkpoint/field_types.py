@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle3diag.checkpoint.configs import layer_part
-from eagle3diag.checkpoint.fields import as_bool, as_float, as_int, as_number_ids, as_text
+from eagle3diag.checkpoint.fields import ID_KEYS, as_bool, as_float, as_int, as_number_ids, as_text
 from eagle3diag.checkpoint.model import ConfigFile
 
 __all__ = ["COUNTS", "FLAGS", "count", "type_problems"]
@@ -85,7 +85,7 @@ def type_problems(config: ConfigFile) -> list[tuple[str, Any, str]]:
         for key in (*FLAGS, *(("use_aux_hidden_state",) if at == "eagle_config." else ())):
             if key in part and part[key] is not None and as_bool(part[key]) is None:
                 out.append((at + key, part[key], "true or false"))
-        for key in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_states_layer_ids"):
+        for key in ID_KEYS:
             if key in part and part[key] is not None and part[key] != [] and as_number_ids(part[key]) is None:
                 out.append((at + key, part[key], "a list of whole numbers"))
     if "architectures" in top:

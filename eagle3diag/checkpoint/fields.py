@@ -8,10 +8,16 @@ four schemas state the same two facts (``rope_theta``/``rope_scaling``, ``rope_p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["as_bool", "as_float", "as_int", "as_mapping", "as_number_ids", "as_text", "first_text", "rope_facts"]
+__all__ = ["ID_KEYS", "as_bool", "as_float", "as_int", "as_mapping", "as_number_ids", "as_text", "first_text", "rope_facts"]
 
+#: top-level keys that record aux layer ids, and what a number means there: an HF index, or the output of that layer (one later)
+ID_KEYS: dict[str, Literal["hf", "layer-output"]] = {
+    "eagle_aux_hidden_state_layer_ids": "hf",
+    "aux_hidden_state_layer_ids": "hf",
+    "aux_hidden_states_layer_ids": "layer-output",
+}
 _LIMIT = 1 << 53  # a count above this is no count, and floats stop being exact
 
 

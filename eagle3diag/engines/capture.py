@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3diag.checkpoint.fields import ID_KEYS
 from eagle3diag.checkpoint.model import TargetSpec
 from eagle3diag.engines.model import AuxCapture, Contract, Launch
 from eagle3diag.engines.targets import GENERIC, Behaviour, TargetSupport, target_support
@@ -135,7 +136,7 @@ def _read(contract: Contract, config: Mapping[str, Any]) -> _Read:
     recorded = dict(_places(config).values())
     if isinstance(layer := config.get("transformer_layer_config"), Mapping):
         recorded |= dict(_places(layer, "transformer_layer_config.").values())
-    recorded["aux_hidden_states_layer_ids"] = config.get("aux_hidden_states_layer_ids")
+    recorded |= {key: config.get(key) for key in ID_KEYS if key != _IDS}
     taken, value = "", None
     for kind in _fact(contract, "aux_ids_from", ()):
         place, value = seen.get(kind, ("", None))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3diag.checkpoint.configs import layer_part
-from eagle3diag.checkpoint.fields import as_mapping
+from eagle3diag.checkpoint.fields import ID_KEYS, as_mapping
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.weights.pieces import ROLES, role
@@ -83,14 +83,9 @@ _PLAIN_NAMES = (0, 5, 12)
 _OWN_KEYS = frozenset(
     (
         *("architectures", "auto_map", "eagle_config", "transformer_layer_config", "speculators_config", "speculators_model_type"),
-        *(
-            "speculators_version",
-            "has_no_defaults_at_init",
-            "target_model_type",
-            "aux_hidden_states_layer_ids",
-            "aux_hidden_state_layer_ids",
-        ),
-        *("eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states", "rope_theta", "rope_scaling", "rope_parameters"),
+        *("speculators_version", "has_no_defaults_at_init", "target_model_type"),
+        *ID_KEYS,
+        *("num_aux_hidden_states", "rope_theta", "rope_scaling", "rope_parameters"),
         *("norm_output", "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "use_aux_hidden_state"),
         *("dtype", "torch_dtype", "draft_vocab_size", "target_hidden_size", "verifier_name_or_path", "transformers_version"),
     )
