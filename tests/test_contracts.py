@@ -125,7 +125,7 @@ def test_inferred_cells_say_so():
 
 def test_a_version_not_on_record_takes_the_nearest_older_one():
     contract = contracts.load_contract("sglang", "0.5.99")
-    assert (contract.asked, contract.version, contract.on_record) == ("0.5.99", "0.5.23", False)
+    assert (contract.asked, contract.version, contract.on_record) == ("0.5.99", contracts.releases("sglang")[-1], False)
     assert contracts.load_contract("vllm", "0.8.0").version == "0.8.5"
     assert contracts.load_contract("vllm").version == "0.33.0"
 
