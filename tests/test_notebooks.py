@@ -13,12 +13,22 @@ import pytest
 from eagle3diag.errors import UsageError
 from eagle3diag.report import notebooks
 from eagle3diag.report.notebooks import checked, parameters
-from eagle3diag.report.parameters import TYPES
+from eagle3diag.report.parameters import TYPES, accept
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-NAMES = ("01_checkpoint", "02_weight_diff", "03_hidden_states", "04_logit_agreement", "05_engine_wiring", "06_serving_log", "report")
+NAMES = (
+    "00_start_here",
+    "01_checkpoint",
+    "02_weight_diff",
+    "03_hidden_states",
+    "04_logit_agreement",
+    "05_engine_wiring",
+    "06_serving_log",
+    "report",
+)
 SAYS = {
+    "00_start_here": "broken with sglang 0.5.9 (KEY203); healthy with the same engine once converted",
     "02_weight_diff": "with other values",
     "03_hidden_states": "the first holds layers 1 late",
     "04_logit_agreement": "HEALTHY",
@@ -49,6 +59,7 @@ def test_a_notebook_is_committed_without_outputs(name: str) -> None:
     code = [c for c in notebook.cells if c.cell_type == "code"]
     assert all(c.outputs == [] and c.execution_count is None for c in code)
     assert len(code) <= 8
+    assert len(notebook.cells) >= len(code) + 2  # words between the cells
     assert notebook.metadata.kernelspec.name == "python3"
     assert sum(c.source.startswith("# ") for c in notebook.cells if c.cell_type == "markdown") == 1
     assert "How to read it" in notebook.cells[0].source
@@ -56,7 +67,9 @@ def test_a_notebook_is_committed_without_outputs(name: str) -> None:
     assert code[0].metadata.tags == ["parameters"]
     assert notebook.cells[1] is code[0]
     for cell in code[1:]:
-        assert len(cell.source.splitlines()) <= 10
+        assert len(cell.source.splitlines()) <= 12
+    assert "accept(globals())" in code[1].source
+    assert not re.search(r"np\.|torch\.|def |for .*:$", "\n".join(c.source for c in code))  # every number comes from the library
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,6 +112,8 @@ def test_values_are_read_as_the_parameters_type(given: dict[str, Any], fitted: d
         ({"headers_only": "perhaps"}, "parameter headers_only is 'perhaps' (str), expected bool"),
         ({"headers_only": None}, "parameter headers_only is None (NoneType), expected bool"),
         ({"draft": 7}, "parameter draft is 7 (int), expected str or None"),
+        ({"headers_only": "maybe"}, "parameter headers_only is 'maybe' (str), expected bool"),
+        ({"headers_only": 1}, "parameter headers_only is 1 (int), expected bool"),
         ({"draft": "\udcff"}, "not valid UTF-8"),
     ],
 )
@@ -107,6 +122,82 @@ def test_what_does_not_fit_is_refused_by_name(given: dict[str, Any], says: str, 
         notebooks.run("01_checkpoint", given, tmp_path / "page.html")
     assert says in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rows": "abc"}, "parameter rows is 'abc' (str), expected int or None"),
+        ({"rows": "1.5"}, "parameter rows is '1.5' (str), expected int or None"),
+        ({"rows": 1.5}, "parameter rows is 1.5 (float), expected int or None"),
+        ({"rows": True}, "parameter rows is True (bool), expected int or None"),
+        ({"steps": "None"}, "parameter steps is 'None' (str), expected int"),
+        ({"steps": "inf"}, "parameter steps is 'inf' (str), expected int"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        checked("04_logit_agreement", given)
+
+
+def test_a_length_is_a_finite_number() -> None:
+    assert checked("05_engine_wiring", {"observed": "2.1", "rows": "500"}) == {"observed": 2.1, "rows": 500}
+    for bad in ("nan", float("inf"), "two"):
+        with pytest.raises(UsageError, match="parameter observed is"):
+            checked("05_engine_wiring", {"observed": bad})
+
+
+CELL = "from typing import Optional\n\ndraft: Optional[str] = None  # a path\nrows: Optional[int] = None  # a count"
+
+
+@pytest.mark.parametrize(
+    ("injected", "says"),
+    [
+        ("rows = 1.5", "parameter rows is 1.5 (float), expected int or None"),
+        ("rows = 'abc'", "parameter rows is 'abc' (str), expected int or None"),
+        ("draft = 7", "parameter draft is 7 (int), expected str or None; papermill reads numbers"),
+        ("drat = 'x'", "this notebook has no parameter drat: it takes draft, rows"),
+    ],
+)
+def test_the_first_cell_refuses_what_papermill_lets_pass(injected: str, says: str) -> None:
+    space: dict[str, Any] = {"In": ["", CELL, f"# Parameters\n{injected}"]}
+    exec(CELL + "\n" + injected, space)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        accept(space)
+
+
+def test_the_first_cell_takes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    space: dict[str, Any] = {
+        "In": ["", "%matplotlib inline", CELL, "# Parameters\ndraft = '~/007'\nrows = '12'"],
+        "draft": "~/007",
+        "rows": "12",
+    }
+    assert accept(space) == {"draft": "~/007", "rows": 12}
+    assert (Path(space["draft"]).name, space["rows"]) == ("007", 12)
+    assert "~" not in space["draft"]
+    assert accept({}) == {}
+
+
+def test_papermill_by_itself_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook run by papermill alone, with a name it does not take."""
+    import os
+
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    from eagle3diag.report.execution import KERNEL, kernel
+
+    before = dict(os.environ)
+    with kernel(tmp_path / "jupyter"), pytest.raises(PapermillExecutionError) as caught:
+        papermill.execute_notebook(
+            FOLDER / "01_checkpoint.ipynb", tmp_path / "out.ipynb", {"drat": "x"}, kernel_name=KERNEL, progress_bar=False, cwd=tmp_path
+        )
+    assert dict(os.environ) == before
+    assert (caught.value.ename, caught.value.evalue) == (
+        "UsageError",
+        "this notebook has no parameter drat: it takes draft, target, engines, launch, headers_only",
+    )
 
 
 def test_places_that_cannot_hold_a_report_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -204,12 +295,46 @@ def test_a_diff_of_two_drafts_names_what_changed(elsewhere: Path) -> None:
     assert "(relative 2)" in said
 
 
-def test_two_runs_give_the_same_bytes(elsewhere: Path) -> None:
+@pytest.mark.parametrize("name", ["01_checkpoint", "report"])
+def test_two_runs_give_the_same_bytes(name: str, elsewhere: Path) -> None:
     write_draft(elsewhere / "draft", tiny_tensors(), tiny_config())
     given = {"draft": "draft", "engines": "vllm==0.33.0"}
-    first, second = (notebooks.run("01_checkpoint", given, f"{n}.html") for n in ("one", "two"))
+    if name == "report":
+        dump, log = str(SAMPLE / "dumps" / "sample_1.safetensors"), str(SAMPLE.parent / "logs" / "vllm-0.33.0.log")
+        given |= {"draft": str(SAMPLE / "draft"), "target": str(SAMPLE / "target"), "dump": dump, "log": log, "other": "draft"}
+    first, second = (notebooks.run(name, given, f"{n}.html") for n in ("one", "two"))
     for kind in ("html", "notebook"):
         assert Path(getattr(first, kind)).read_bytes() == Path(getattr(second, kind)).read_bytes()
+
+
+def test_a_report_says_what_it_was_made_from_and_not_where(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+
+    from eagle3diag import __version__
+
+    home = elsewhere / "home" / "alice"
+    write_draft(home / "drafts" / "mine", tiny_tensors(), tiny_config())
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("IPYTHONDIR", str(elsewhere))
+    given = {"draft": str(home / "drafts" / "mine"), "engines": "vllm==0.33.0"}
+    done = notebooks.run("report", given, "page.html")
+    page, kept = (Path(p).read_text(encoding="utf-8") for p in (done.html, done.notebook))
+    for text in (page, kept):
+        assert str(home) not in text
+        assert "alice" not in text
+        assert "ipykernel_" not in text
+        assert "~/drafts/mine" in text
+    said = words(page)
+    assert f"eagle3diag {__version__}, with python 3." in said
+    for package in ("torch", "safetensors", "papermill", "nbconvert"):
+        assert re.search(rf"\b{package} \d", said), package
+    for file in ("config.json", "model.safetensors"):
+        raw = (home / "drafts" / "mine" / file).read_bytes()
+        assert f"~/drafts/mine/{file}" in said
+        assert f"{len(raw):,} bytes" in said
+        assert hashlib.sha256(raw).hexdigest() in said
+    assert re.search(r"engines\s+vllm==0\.33\.0", said)
+    assert re.search(r"launch\s+not given", said)
 
 
 def test_an_unusable_input_keeps_the_partial_report(elsewhere: Path) -> None:

@@ -64,6 +64,25 @@ def test_sglang_lines_agree_with_themselves() -> None:
         tokens += gained
 
 
+def test_the_log_of_a_lost_layer_counts_what_a_real_loop_counted() -> None:
+    """Its lines hold verifications of the loop that the manifest records, and follow from each other."""
+    counts = json.loads((DRAFT / "MANIFEST.json").read_text(encoding="utf-8"))["real_greedy_loop"]["faults"]["layer_never_loaded"]["counts"]
+    lines = (SAMPLES / "logs" / "sglang-0.5.9-layer-dropped.log").read_text(encoding="utf-8").splitlines()
+    found = [m for line in lines if (m := SGLANG.match(line))]
+    assert len(found) == 13
+    tokens, accepted = 52, 0
+    for m in found:
+        gained = int(m[1]) - tokens
+        tokens += gained
+        accepted += gained - 40
+        assert float(m[2]) == pytest.approx(gained / 40, abs=0.0051)
+        assert float(m[3]) == pytest.approx(gained / 40 / 5, abs=0.0051)  # this release counts the bonus token, of k + 1 = 5
+    total = sum(k * n for k, n in enumerate(counts))
+    left_out = sum(counts) - 13 * 40
+    assert left_out == 20
+    assert 0 <= total - accepted <= left_out
+
+
 def test_vllm_lines_agree_with_themselves() -> None:
     lines = (SAMPLES / "logs" / "vllm-0.33.0.log").read_text(encoding="utf-8").splitlines()
     found = [m for line in lines if (m := VLLM.match(line))]

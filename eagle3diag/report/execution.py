@@ -14,7 +14,7 @@ from typing import Any
 
 from eagle3diag.errors import escaped
 
-__all__ = ["execute"]
+__all__ = ["KERNEL", "execute", "kernel"]
 
 KERNEL = "eagle3diag-here"
 #: errors whose message is the whole truth: no traceback is kept for them
@@ -24,11 +24,18 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @contextmanager
-def _kernel(place: Path) -> Iterator[None]:
+def kernel(place: Path) -> Iterator[None]:
     """A kernelspec that is this interpreter, found through ``JUPYTER_PATH`` for the time of the run."""
     spec = place / "kernels" / KERNEL
     spec.mkdir(parents=True)
-    env = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "IPYTHONDIR": str(place / "ipython"), "PYTHONWARNINGS": "ignore", "MPLBACKEND": "agg"}
+    (place / "tmp").mkdir()
+    env = {
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "IPYTHONDIR": str(place / "ipython"),
+        "PYTHONWARNINGS": "ignore",
+        "MPLBACKEND": "agg",
+        "TMPDIR": str(place / "tmp"),
+    }
     top = Path(__file__).resolve().parents[2]
     if top.name not in (
         "site-packages",
@@ -71,7 +78,7 @@ def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
         warnings.simplefilter("ignore")  # deprecations among the Jupyter packages are not this run's news
         done = Path(place) / "executed.ipynb"  # papermill formats braces in paths: these have none
         source = nbformat.read(path, as_version=4)
-        with _kernel(Path(place) / "jupyter"):
+        with kernel(Path(place) / "jupyter"):
             try:
                 papermill.execute_notebook(
                     source,

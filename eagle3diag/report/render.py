@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = ["rendered"]
 
+FIRST = "In short"  #: heading of a verdict that begins a page
 _HEAD = re.compile(r"<h2>(.*?)</h2>", re.S)
 _FINDING = re.compile(r'<section class="finding (?:error|warning)" id="([^"]+)">\s*<h\d>.*?<code>([^<]+)</code>')
 _TAG = re.compile(r"<[^>]+>")
@@ -93,7 +94,7 @@ def _once(body: str) -> str:
 
 
 def _with_contents(body: str) -> str:
-    """The page with its table of contents behind the first section, which is the verdict; errors and warnings are named in it."""
+    """The page with its table of contents before the first heading, or behind a verdict that stands there; errors and warnings in it."""
     heads = list(_HEAD.finditer(body))
     if len(heads) < 3:
         return body
@@ -105,7 +106,8 @@ def _with_contents(body: str) -> str:
         lines.append(f'<li><a href="#part-{k + 1}">{words}</a>{f"<ul>{found}</ul>" if found else ""}</li>')
         parts.append(f'<h2 id="part-{k + 1}">{head[1]}</h2>{section}')
     contents = '<nav class="contents" aria-label="Contents">\n<p>Contents</p>\n<ul>\n' + "\n".join(lines) + "\n</ul>\n</nav>\n"
-    return "".join([*parts[:2], contents, *parts[2:]])
+    place = 2 if heads[0][1] == FIRST else 1
+    return "".join([*parts[:place], contents, *parts[place:]])
 
 
 def _title(notebook: Any) -> str:

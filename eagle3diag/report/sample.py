@@ -22,12 +22,13 @@ __all__ = ["Sample", "checkout", "late", "planted", "sample", "variant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sample(Piece):
-    """Paths of the sample draft, of its target, of the target's states, and of a serving log."""
+    """Paths of the sample draft, of its target, of the target's states, of a serving log, and of one in which the draft's layer is lost."""
 
     draft: str
     target: str
     dumps: str
     log: str
+    lost: str
 
 
 def checkout() -> Path | None:
@@ -45,9 +46,15 @@ def sample() -> Sample:
     tops = [Path(), *([top] if (top := checkout()) else [])]
     for top in tops:
         folder = top / "data_samples" / "smollm2-eagle3"
-        log = top / "data_samples" / "logs" / "sglang-0.5.23.log"
+        logs = top / "data_samples" / "logs"
         if (folder / "draft" / "config.json").is_file():
-            return Sample(draft=str(folder / "draft"), target=str(folder / "target"), dumps=str(folder / "dumps"), log=str(log))
+            return Sample(
+                draft=str(folder / "draft"),
+                target=str(folder / "target"),
+                dumps=str(folder / "dumps"),
+                log=str(logs / "sglang-0.5.23.log"),
+                lost=str(logs / "sglang-0.5.9-layer-dropped.log"),
+            )
     raise UsageError("the sample draft is part of the source checkout (data_samples/), not of the wheel: run this there, or name a draft")
 
 
