@@ -3,14 +3,19 @@
 Results below ``report`` stay free of HTML, matplotlib and printing. These mixins look the renderer up lazily, so importing a room never
 imports ``report``; if rendering fails, a plain one-line form is shown instead of an error in a notebook cell. `Shown` is for what a public
 function returns, `Piece` for what such a result is made of: in a list or a tuple a piece takes one line.
+`plain` is what both hand out as data, because JSON has no NaN, no enums and no arrays.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Piece", "Shown"]
+__all__ = ["Piece", "Shown", "data", "plain"]
 
 _VIEWS = "eagle3diag.report.views"
 
@@ -68,5 +73,37 @@ class Piece:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data for JSON."""
-        done: dict[str, Any] = import_module("eagle3diag.report.jsonout").fields_of(self)
-        return done
+        return {f.name: plain(value) for f in fields(self) if not callable(value := getattr(self, f.name))}  # type: ignore[arg-type]
+
+
+def data(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a ``to_dict``, each as `plain` data."""
+    return {str(k): plain(v) for k, v in facts.items()}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON-able data: mappings, sequences, enums and odd numbers unfolded, arrays by dtype and shape, all else by its ``str``.
+
+    NaN and infinities become strings, because JSON has no such numbers.
+    """
+    if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return data(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return [plain(v) for v in sorted(value, key=str)]
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if getattr(value, "shape", None):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if hasattr(value, "item"):  # a NumPy or torch scalar
+        return plain(value.item())
+    return str(value)

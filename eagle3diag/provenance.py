@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from eagle3diag.display import Piece
+from eagle3diag.display import Piece, data
 
 __all__ = ["Source", "Valued", "absent"]
 
@@ -44,7 +44,7 @@ class Valued(Piece, Generic[T]):
     def to_dict(self) -> dict[str, object]:
         """``{"value": …, "source": "config: config.json: hidden_size"}`` for JSON output."""
         value: object = list(self.value) if isinstance(self.value, tuple) else self.value
-        return {"value": value, "source": f"{self.kind}: {self.where}"}
+        return data({"value": value, "source": f"{self.kind}: {self.where}"})
 
 
 def absent(where: str = "not stated") -> Valued[None]:

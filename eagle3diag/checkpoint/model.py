@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.provenance import Valued
 
 if TYPE_CHECKING:
@@ -279,14 +279,16 @@ class DraftSpec(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON: what ``inspect`` says of the draft."""
-        return {
-            "dialect": self.dialect.to_dict(),
-            "algorithm": self.algorithm,
-            "spec": {name: value.to_dict() for name, value in self.values().items()},
-            "aux": self.aux.to_dict(),
-            "wiring": self.wiring.to_dict(),
-            "canonical": dict(self.canonical),
-        }
+        return data(
+            {
+                "dialect": self.dialect.to_dict(),
+                "algorithm": self.algorithm,
+                "spec": {name: value.to_dict() for name, value in self.values().items()},
+                "aux": self.aux.to_dict(),
+                "wiring": self.wiring.to_dict(),
+                "canonical": dict(self.canonical),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -330,11 +332,13 @@ class TargetSpec(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
-        return {
-            "path": self.path,
-            "spec": {name: value.to_dict() for name, value in self.values().items()},
-            "embed": self.embed,
-            "head": self.head,
-            "final_norm": self.final_norm,
-            "rows": self.rows,
-        }
+        return data(
+            {
+                "path": self.path,
+                "spec": {name: value.to_dict() for name, value in self.values().items()},
+                "embed": self.embed,
+                "head": self.head,
+                "final_norm": self.final_norm,
+                "rows": self.rows,
+            }
+        )

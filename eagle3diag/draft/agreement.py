@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.draft import lengths
 from eagle3diag.draft.answers import Answers, answers
 from eagle3diag.draft.bootstrap import blocks
@@ -74,19 +74,21 @@ class StepAgreement(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one step."""
-        return {
-            "step": self.step,
-            "joint": _round(self.joint),
-            "conditional": _round(self.conditional),
-            "marginal": _round(self.marginal),
-            "joint_restricted": _round(self.joint_restricted),
-            "marginal_restricted": _round(self.marginal_restricted),
-            "expected_acceptance": _round(self.expected_acceptance),
-            "expected_acceptance_bounds": None if self.bounds is None else [_round(b) for b in self.bounds],
-            "expected_acceptance_restricted": _round(self.expected_acceptance_restricted),
-            "kl": _round(self.kl),
-            "n": self.n,
-        }
+        return data(
+            {
+                "step": self.step,
+                "joint": _round(self.joint),
+                "conditional": _round(self.conditional),
+                "marginal": _round(self.marginal),
+                "joint_restricted": _round(self.joint_restricted),
+                "marginal_restricted": _round(self.marginal_restricted),
+                "expected_acceptance": _round(self.expected_acceptance),
+                "expected_acceptance_bounds": None if self.bounds is None else [_round(b) for b in self.bounds],
+                "expected_acceptance_restricted": _round(self.expected_acceptance_restricted),
+                "kl": _round(self.kl),
+                "n": self.n,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -127,27 +129,29 @@ class Agreement(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``agree``."""
-        return {
-            "schema": 1,
-            "definition": dict(self.definition),
-            "steps": [s.to_dict() for s in self.steps],
-            "on_policy": [s.to_dict() for s in self.on_policy],
-            "expected_length": {str(k): _round(v) for k, v in self.expected_length.items()},
-            "interval": {str(k): [_round(a), _round(b)] for k, (a, b) in self.interval.items()},
-            "walk_length": _round(self.walk_length),
-            "coverage": _round(self.coverage),
-            "coverage_mass": _round(self.coverage_mass),
-            "misses_outside": _round(self.misses_outside),
-            "follows": _round(self.follows),
-            "commonest": _round(self.commonest),
-            "rows": self.rows,
-            "samples": self.samples,
-            "distribution": self.distribution,
-            "choices": self.choices,
-            "wiring": {k: list(v) if isinstance(v, tuple) else v for k, v in self.wiring.to_dict().items()},
-            "by": {name: [p.to_dict() for p in parts] for name, parts in self.parts.items()},
-            "notes": list(self.notes),
-        }
+        return data(
+            {
+                "schema": 1,
+                "definition": dict(self.definition),
+                "steps": [s.to_dict() for s in self.steps],
+                "on_policy": [s.to_dict() for s in self.on_policy],
+                "expected_length": {str(k): _round(v) for k, v in self.expected_length.items()},
+                "interval": {str(k): [_round(a), _round(b)] for k, (a, b) in self.interval.items()},
+                "walk_length": _round(self.walk_length),
+                "coverage": _round(self.coverage),
+                "coverage_mass": _round(self.coverage_mass),
+                "misses_outside": _round(self.misses_outside),
+                "follows": _round(self.follows),
+                "commonest": _round(self.commonest),
+                "rows": self.rows,
+                "samples": self.samples,
+                "distribution": self.distribution,
+                "choices": self.choices,
+                "wiring": {k: list(v) if isinstance(v, tuple) else v for k, v in self.wiring.to_dict().items()},
+                "by": {name: [p.to_dict() for p in parts] for name, parts in self.parts.items()},
+                "notes": list(self.notes),
+            }
+        )
 
 
 def _round(value: float | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3diag.display import Piece
+from eagle3diag.display import Piece, data
 from eagle3diag.draft.lengths import expected_lengths, rates
 from eagle3diag.draft.measure import Bench, Measured
 
@@ -36,13 +36,15 @@ class Part(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one part."""
-        return {
-            "name": self.name,
-            "n": self.n,
-            "marginal": round(self.marginal, 6),
-            "error": round(self.error, 6),
-            "expected_length": round(self.expected_length, 6),
-        }
+        return data(
+            {
+                "name": self.name,
+                "n": self.n,
+                "marginal": round(self.marginal, 6),
+                "error": round(self.error, 6),
+                "expected_length": round(self.expected_length, 6),
+            }
+        )
 
 
 def _part(name: str, m: Measured, chosen: Tensor) -> Part | None:

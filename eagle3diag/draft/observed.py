@@ -17,7 +17,7 @@ import torch
 
 from eagle3diag.checkpoint.model import TargetSpec
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.draft.bootstrap import blocks, paired
 from eagle3diag.draft.measure import Bench
 from eagle3diag.draft.scope import scope_of
@@ -57,16 +57,18 @@ class Explanation(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "faults": self.faults,
-            "expected_length": round(self.length, 6),
-            "se": round(self.error, 6),
-            "agreement": round(self.agreement, 6),
-            "off": round(self.off, 6) if math.isfinite(self.off) else None,
-            "explains": self.explains,
-        }
+        return data(
+            {
+                "name": self.name,
+                "kind": self.kind,
+                "faults": self.faults,
+                "expected_length": round(self.length, 6),
+                "se": round(self.error, 6),
+                "agreement": round(self.agreement, 6),
+                "off": round(self.off, 6) if math.isfinite(self.off) else None,
+                "explains": self.explains,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -94,15 +96,17 @@ class Explanations(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """``observed`` in the JSON of ``wirings``."""
-        return {
-            "length": self.observed,
-            "steps": self.steps,
-            "rows": self.rows,
-            "here": self.here.to_dict(),
-            "explanations": [e.to_dict() for e in self.others],
-            "definition": "off: expected length minus the one seen, over the dump's error widened by a twentieth of what is above 1",
-            "notes": list(self.notes),
-        }
+        return data(
+            {
+                "length": self.observed,
+                "steps": self.steps,
+                "rows": self.rows,
+                "here": self.here.to_dict(),
+                "explanations": [e.to_dict() for e in self.others],
+                "definition": "off: expected length minus the one seen, over the dump's error widened by a twentieth of what is above 1",
+                "notes": list(self.notes),
+            }
+        )
 
 
 def explain(

@@ -80,7 +80,7 @@ class Ranked(Piece):
     @property
     def agreement(self) -> float:
         """Top-1 of the first step."""
-        return self.rates.marginal[0]
+        return self.rates.marginal[0] if self.rates.marginal else math.nan
 
     @property
     def expected_length(self) -> dict[int, float]:
@@ -144,7 +144,7 @@ class WiringRanking(Shown):
             "baseline": {
                 "wiring": {k: _plain(v) for k, v in self.base.to_dict().items()},
                 "nll": _number(self.base_nll),
-                "agreement": _number(self.base_rates.marginal[0]),
+                "agreement": _number(next(iter(self.base_rates.marginal), math.nan)),
                 "joint": [_number(j) for j in self.base_rates.joint],
                 "expected_length": {str(k): _number(v) for k, v in lengths.items()},
                 "group": self.base_group,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.draft.bootstrap import Effect, blocks, paired
 from eagle3diag.draft.lengths import Rates, expected_lengths, interval, rates
 from eagle3diag.draft.measure import Bench, Measured
@@ -37,13 +37,15 @@ class Acceptance(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one side."""
-        return {
-            "joint": [round(j, 6) for j in self.rates.joint],
-            "marginal": [round(m, 6) for m in self.rates.marginal],
-            "expected_length": {str(k): round(v, 6) for k, v in self.expected_length.items()},
-            "interval": {str(k): [round(a, 6), round(b, 6)] for k, (a, b) in self.interval.items()},
-            "n": self.rates.rows,
-        }
+        return data(
+            {
+                "joint": [round(j, 6) for j in self.rates.joint],
+                "marginal": [round(m, 6) for m in self.rates.marginal],
+                "expected_length": {str(k): round(v, 6) for k, v in self.expected_length.items()},
+                "interval": {str(k): [round(a, 6), round(b, 6)] for k, (a, b) in self.interval.items()},
+                "n": self.rates.rows,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,19 +79,21 @@ class ServedAcceptance(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``acceptance`` in ``serve``."""
-        return {
-            "definition": "1 + sum of the first k joint top-1 rates, every counted row of the dump a start; teacher-forced",
-            "trained": self.trained.to_dict(),
-            "served": self.served.to_dict(),
-            "change": self.change,
-            "loss": round(self.loss, 6),
-            "loss_z": _finite(-self.tokens.z),
-            "delta_nll": _finite(self.nats.mean),
-            "delta_nll_z": _finite(self.nats.z),
-            "significant": self.significant,
-            "dropped": list(self.dropped),
-            "notes": list(self.notes),
-        }
+        return data(
+            {
+                "definition": "1 + sum of the first k joint top-1 rates, every counted row of the dump a start; teacher-forced",
+                "trained": self.trained.to_dict(),
+                "served": self.served.to_dict(),
+                "change": self.change,
+                "loss": round(self.loss, 6),
+                "loss_z": _finite(-self.tokens.z),
+                "delta_nll": _finite(self.nats.mean),
+                "delta_nll_z": _finite(self.nats.z),
+                "significant": self.significant,
+                "dropped": list(self.dropped),
+                "notes": list(self.notes),
+            }
+        )
 
 
 def _finite(value: float) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.wiring import Wiring
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 
 if TYPE_CHECKING:
     from eagle3diag.engines.scan_target import ScannedTarget
@@ -80,15 +80,17 @@ class Contract(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, every fact with its source."""
-        return {
-            "engine": self.engine,
-            "version": self.asked,
-            "contract": self.version,
-            "runner": self.runner,
-            "draft_class": self.draft_class,
-            "origin": self.origin,
-            "facts": {n: {"value": f.value, "status": f.status, "source": f.source} for n, f in self.facts.items()},
-        }
+        return data(
+            {
+                "engine": self.engine,
+                "version": self.asked,
+                "contract": self.version,
+                "runner": self.runner,
+                "draft_class": self.draft_class,
+                "origin": self.origin,
+                "facts": {n: {"value": f.value, "status": f.status, "source": f.source} for n, f in self.facts.items()},
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -235,7 +237,7 @@ class Launch(Shown):
         """Plain data for JSON: the line, how it is understood, and what is wrong with it."""
         told = {n: getattr(self, n) for n in self.__slots__ if n not in ("aux_ids", "env", "options", "problems")}
         wrong = [{"kind": p.kind, "severity": p.severity, "message": p.message, "remedy": p.remedy} for p in self.problems]
-        return {**told, "aux_ids": _listed(self.aux_ids), "env": dict(self.env), "options": dict(self.options), "problems": wrong}
+        return data({**told, "aux_ids": _listed(self.aux_ids), "env": dict(self.env), "options": dict(self.options), "problems": wrong})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -255,6 +257,8 @@ class ServedDraft(Shown):
         ignored: config flags the draft sets that this version does not honour: ``{flag: why}``.
         defaulted: flags absent from the config that this version fills with another default than the trainer: ``{flag: why}``.
         quirks: position or feedback quirks of this version: ``{behaviour: text}``.
+        trained: the wiring the draft was trained with, to compare ``wiring`` with; None where nobody told.
+        target_layers: decoder layers of the target; None without one.
     """
 
     contract: Contract
@@ -270,30 +274,34 @@ class ServedDraft(Shown):
     defaulted: Mapping[str, str] = field(default_factory=dict)
     quirks: Mapping[str, str] = field(default_factory=dict)
     launch: Launch | None = None
+    trained: Wiring | None = None
+    target_layers: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """One element of the JSON list of ``serve``."""
         contract, refusal = self.contract, self.refused
-        return {
-            "schema": 1,
-            "engine": contract.engine,
-            "version": contract.asked,
-            "contract": contract.version,
-            "on_record": contract.on_record,
-            "origin": contract.origin,
-            "runner": contract.runner,
-            "refused": None if refusal is None else {"stage": refusal.stage, "message": refusal.message, "why": refusal.why},
-            "fails_later": list(self.fails_later),
-            "algorithm": self.algorithm,
-            "tensors": {name: fate.to_dict() for name, fate in self.tensors.items()},
-            "never_filled": dict(self.never_filled),
-            "fc": self.fc.to_dict(),
-            "aux": self.aux.to_dict(),
-            "wiring": self.wiring.to_dict(),
-            "ignored": dict(self.ignored),
-            "defaulted": dict(self.defaulted),
-            "quirks": dict(self.quirks),
-        }
+        return data(
+            {
+                "schema": 1,
+                "engine": contract.engine,
+                "version": contract.asked,
+                "contract": contract.version,
+                "on_record": contract.on_record,
+                "origin": contract.origin,
+                "runner": contract.runner,
+                "refused": None if refusal is None else {"stage": refusal.stage, "message": refusal.message, "why": refusal.why},
+                "fails_later": list(self.fails_later),
+                "algorithm": self.algorithm,
+                "tensors": {name: fate.to_dict() for name, fate in self.tensors.items()},
+                "never_filled": dict(self.never_filled),
+                "fc": self.fc.to_dict(),
+                "aux": self.aux.to_dict(),
+                "wiring": self.wiring.to_dict(),
+                "ignored": dict(self.ignored),
+                "defaulted": dict(self.defaulted),
+                "quirks": dict(self.quirks),
+            }
+        )
 
     def dropped(self) -> tuple[str, ...]:
         """Names in the file that reach nothing, on-purpose skips (t2d) left out."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.engines import versions
 from eagle3diag.engines.contract import draft_classes, facts_of, releases, runner_for, runners
 from eagle3diag.engines.model import Contract, Fact
@@ -46,7 +46,7 @@ class ScannedField(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON shape inside ``scan``."""
-        return {"value": self.value, "status": self.status, "source": self.source}
+        return data({"value": self.value, "status": self.status, "source": self.source})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.checkpoint.rawfile import shown
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import UsageError
 from eagle3diag.hidden.capture_run import Pass, Run, run_text
 from eagle3diag.hidden.capture_target import FINAL, Target, identity, load_target
@@ -86,7 +86,7 @@ class Capture(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self)
+        return data(asdict(self))
 
 
 def default_layers(count: int) -> tuple[int, ...]:

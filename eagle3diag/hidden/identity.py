@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import CheckpointError
 from eagle3diag.hidden.model import HiddenDump, NormStatus, Sample, Slot
 from eagle3diag.hidden.rowstats import one_thread
@@ -122,14 +122,16 @@ class DumpComparison(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         plain = asdict(self)
-        return {
-            "schema": 1,
-            **plain,
-            "layers": [asdict(m) | {"same": m.same} for m in self.layers],
-            "token_shift": self.token_shift,
-            "layer_shift": self.layer_shift,
-            "verdict": self.verdict,
-        }
+        return data(
+            {
+                "schema": 1,
+                **plain,
+                "layers": [asdict(m) | {"same": m.same} for m in self.layers],
+                "token_shift": self.token_shift,
+                "layer_shift": self.layer_shift,
+                "verdict": self.verdict,
+            }
+        )
 
 
 def _late(n: int) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.exact import ExactSum, ExactVector
 from eagle3diag.hidden.model import HiddenDump, SampleRef, Slot
@@ -203,11 +203,11 @@ class SlotProfile(Piece):
             "l2_median": plain(self.l2_median),
             "rms_mean": plain(self.rms_mean),
             "mean": plain(self.value_mean),
-            "max_abs": self.max_abs if self.rows else None,
+            "max_abs": plain(self.max_abs) if self.rows else None,
             "max_at": list(self.max_at) if self.max_at[1] >= 0 else None,
             "first_l2_mean": plain(self.first_l2_mean),
             "l2_mean_with_first": plain(self.l2_mean_with_first),
-            "first_max_abs": self.first_max_abs if self.first_rows else None,
+            "first_max_abs": plain(self.first_max_abs) if self.first_rows else None,
             "nonfinite_rows": self.nonfinite,
             "zero_rows": self.zero,
         }
@@ -258,14 +258,16 @@ class NormProfile(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``norms``."""
-        return {
-            "schema": 1,
-            "path": self.path,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "layers": [layer.to_dict() for layer in self.layers],
-            "problems": [{"sample": name, "why": why} for name, why in self.problems],
-        }
+        return data(
+            {
+                "schema": 1,
+                "path": self.path,
+                "samples": self.samples,
+                "tokens": self.tokens,
+                "layers": [layer.to_dict() for layer in self.layers],
+                "problems": [{"sample": name, "why": why} for name, why in self.problems],
+            }
+        )
 
 
 def _of_slot(slot: Slot, hidden: int, name: str, states: Tensor, full: bool) -> SlotProfile:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Shown, data
 from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.hidden.model import HiddenDump, Slot
 
@@ -54,14 +54,18 @@ class TokenNorms(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "path": self.path,
-            "sample": self.sample,
-            "token_ids": list(self.token_ids),
-            "slots": [{"slot": s.position, "hf": s.hf, "role": s.role, "l2": list(n)} for s, n in zip(self.slots, self.l2, strict=True)],
-            "sinks": list(self.sinks),
-            "broken": list(self.broken),
-        }
+        return data(
+            {
+                "path": self.path,
+                "sample": self.sample,
+                "token_ids": list(self.token_ids),
+                "slots": [
+                    {"slot": s.position, "hf": s.hf, "role": s.role, "l2": list(n)} for s, n in zip(self.slots, self.l2, strict=False)
+                ],
+                "sinks": list(self.sinks),
+                "broken": list(self.broken),
+            }
+        )
 
 
 def token_norms(dump: HiddenDump, sample: str | int = 0) -> TokenNorms:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Shown, data
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -43,8 +43,8 @@ class EngineAcceptance(Shown):
     def to_dict(self) -> dict[str, Any]:
         """``acceptance`` in the JSON of ``serve``."""
         if self.result is not None:
-            return {"dump": self.dump, **self.result.to_dict(), "why": ""}
-        return {"dump": self.dump, "trained": self.trained.to_dict(), "served": None, "why": self.why}
+            return data({"dump": self.dump, **self.result.to_dict(), "why": ""})
+        return data({"dump": self.dump, "trained": self.trained.to_dict(), "served": None, "why": self.why})
 
 
 def acceptances(

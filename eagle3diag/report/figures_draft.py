@@ -45,6 +45,8 @@ def agreement_plot(result: object) -> Figure:
 
     one: Agreement = result  # type: ignore[assignment]
     steps = [s.step for s in one.steps]
+    if not steps:
+        raise UsageError("nothing to draw: no step was measured")
     series: list[tuple[str, list[Any], str, str, str]] = [
         ("joint: this and every step before", [s.joint for s in one.steps], BLUE, "o", "-"),
         ("conditional: right, if all before were", [s.conditional for s in one.steps], ORANGE, "s", "--"),

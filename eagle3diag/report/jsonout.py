@@ -7,13 +7,9 @@ terminal, and NaN or infinities are written as strings, because JSON has no such
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import fields
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.report.layout import value_text
+from eagle3diag.display import plain
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
@@ -38,7 +34,6 @@ __all__ = [
     "converted",
     "diffed",
     "dumps",
-    "fields_of",
     "inspected",
     "plain",
     "profiled",
@@ -47,36 +42,6 @@ __all__ = [
 ]
 
 SCHEMA = 1  #: of every shape here
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON-able data: mappings, sequences, enums and odd numbers unfolded, anything else by its ``str``."""
-    if value is None or (isinstance(value, (bool, str)) and not isinstance(value, Enum)):
-        return value
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, (set, frozenset)):
-        return [plain(v) for v in sorted(value, key=str)]
-    if hasattr(value, "to_dict"):
-        return plain(value.to_dict())
-    if getattr(value, "shape", ()):  # an array is told by its dtype and shape
-        return value_text(value)
-    if hasattr(value, "item"):  # a NumPy or torch scalar
-        return plain(value.item())
-    return str(value)
-
-
-def fields_of(piece: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON-able data, functions left out."""
-    return {f.name: plain(value) for f in fields(piece) if not callable(value := getattr(piece, f.name))}
 
 
 def dumps(value: Any) -> str:

@@ -134,7 +134,7 @@ def value_text(value: Any, limit: int = 400) -> str:
         text = _joined((f"{str(k)[:limit]}: {value_text(v, limit)}" for k, v in value.items()), limit) or "none"
     elif isinstance(value, (list, tuple)):
         text = "[" + _joined((value_text(v, limit) for v in value), limit) + "]"
-    elif hasattr(value, "dtype") and getattr(value, "shape", ()):
+    elif hasattr(value, "dtype") and getattr(value, "shape", None):
         text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     else:
         text = str(value)

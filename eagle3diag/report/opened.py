@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Shown
+from eagle3diag.display import Shown, data
 from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Opened(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: what was opened."""
         target = None if self.target is None else self.target.to_dict()
-        return {"schema": 1, **self.spec.to_dict(), **self.checkpoint.to_dict(), "dump": self.dump.to_dict(), "target": target}
+        return data({"schema": 1, **self.spec.to_dict(), **self.checkpoint.to_dict(), "dump": self.dump.to_dict(), "target": target})
 
     def served(self, engines: str | None = None) -> tuple[ServedDraft, ...]:
         """The draft as each engine runs it.

@@ -45,7 +45,9 @@ SCALES = {
 
 def length_text(agreement: Agreement | Acceptance) -> str:
     """``1.50 tokens (1.46 to 1.55)`` of the longest chain."""
-    k = max(agreement.expected_length)
+    k = max(agreement.expected_length, default=0)
+    if not k:
+        return "no length"
     low, high = agreement.interval.get(k, (float("nan"), float("nan")))
     return f"{agreement.expected_length[k]:.2f} tokens" + (f" ({low:.2f} to {high:.2f})" if low == low else "")
 
@@ -75,8 +77,8 @@ def _odd(agreement: Agreement) -> str:
 
 def agreement_view(agreement: Agreement) -> View:
     """The first step and the expected length first, then every step, the vocabulary, and where agreement is won and lost."""
-    k = max(agreement.expected_length)
-    first = percent(agreement.steps[0].marginal)
+    k, steps = max(agreement.expected_length, default=0), agreement.steps
+    first = percent(steps[0].marginal if steps else None)
     lengths = (
         (n, f"{v:.3f}", " to ".join(f"{x:.3f}" for x in agreement.interval[n]) if n in agreement.interval else "–")
         for n, v in agreement.expected_length.items()
@@ -86,8 +88,8 @@ def agreement_view(agreement: Agreement) -> View:
         inside.append(f"{percent(agreement.coverage_mass)} of the target's probability")
     if agreement.misses_outside is not None:
         inside.append(f"{percent(agreement.misses_outside)} of the first step's misses are tokens it cannot name")
-    if agreement.steps[0].marginal_restricted is not None:
-        inside.append(f"inside it the first step agrees in {percent(agreement.steps[0].marginal_restricted)}")
+    if steps and steps[0].marginal_restricted is not None:
+        inside.append(f"inside it the first step agrees in {percent(steps[0].marginal_restricted)}")
     walked = "" if agreement.walk_length is None else f" Walked as a server does: {agreement.walk_length:.2f}."
     parts = [
         table(
@@ -103,7 +105,7 @@ def agreement_view(agreement: Agreement) -> View:
         f"expected acceptance length {length_text(agreement)} with chains of {k}",
         status="error" if _odd(agreement) else "none",
         tables=(
-            table("Step by step, later steps fed the text", STEPS, _steps(agreement.steps)),
+            table("Step by step, later steps fed the text", STEPS, _steps(steps)),
             table("Step by step, later steps fed the draft's own tokens", STEPS, _steps(agreement.on_policy)),
             table("Expected acceptance length, bonus token counted", ("chain of k", "tokens", "95 %"), lengths),
             *parts,
@@ -114,7 +116,7 @@ def agreement_view(agreement: Agreement) -> View:
             f"choice in {percent(agreement.follows)} of them.{walked}",
             f"The target's choices: {agreement.choices}. Its distribution: {SCALES.get(agreement.distribution, agreement.distribution)}.",
             *(f"{n[0].upper()}{n[1:]}." for n in agreement.notes),
-            *(f"{name}: {agreement.definition[name]}." for name in ("joint", "conditional", "marginal")),
+            *(f"{name}: {agreement.definition[name]}." for name in ("joint", "conditional", "marginal") if name in agreement.definition),
         ),
     )
 
@@ -161,7 +163,7 @@ def ranking_view(ranking: WiringRanking) -> View:
         "0",
         "–",
         "–",
-        percent(ranking.base_rates.marginal[0]),
+        percent(next(iter(ranking.base_rates.marginal), None)),
         here_length,
         f"{ranking.rows:,}",
         str(ranking.base_group),
@@ -198,9 +200,13 @@ def acceptance_records(result: ServedAcceptance) -> list[dict[str, Any]]:
     return [{"step": i, "trained": a, "served": b} for i, (a, b) in enumerate(joint)]
 
 
+def _aim(trained: Acceptance) -> str:
+    return f"trained for {length_text(trained)} in chains of {max(trained.expected_length, default=0)}"
+
+
 def acceptance_view(result: ServedAcceptance) -> View:
     """Both lengths in one sentence, then step by step, and what differs in the wiring."""
-    aim = f"trained for {length_text(result.trained)} in chains of {max(result.trained.expected_length)}"
+    aim = _aim(result.trained)
     if not result.change:
         summary, status = f"{aim}, and runs as it was trained", "ok"
     elif result.significant:
@@ -240,7 +246,7 @@ def engine_view(acceptance: EngineAcceptance) -> View:
     title = f"Acceptance with {acceptance.engine}"
     if acceptance.result is not None:
         return replace(acceptance_view(acceptance.result), title=title)
-    aim = f"trained for {length_text(acceptance.trained)} in chains of {max(acceptance.trained.expected_length)}"
+    aim = _aim(acceptance.trained)
     rows = ((str(r["step"]), percent(r["trained"])) for r in engine_records(acceptance))
     return View(
         title=title,

@@ -152,7 +152,7 @@ def tokens_records(norms: TokenNorms) -> list[dict[str, Any]]:
     """One row a token: place, id, and its norm in each slot."""
     names = [slot_name(s) for s in norms.slots]
     return [
-        {"token": t, "id": i, **{n: row[t] if t < len(row) else None for n, row in zip(names, norms.l2, strict=True)}}
+        {"token": t, "id": i, **{n: row[t] if t < len(row) else None for n, row in zip(names, norms.l2, strict=False)}}
         for t, i in enumerate(norms.token_ids)
     ]
 
@@ -170,7 +170,7 @@ def tokens_view(norms: TokenNorms) -> View:
         )
         for t in marked
     )
-    medians = ((slot_name(s), figure_text(m)) for s, m in zip(norms.slots, norms.medians, strict=True))
+    medians = ((slot_name(s), figure_text(m)) for s, m in zip(norms.slots, norms.medians, strict=False))
     return View(
         title=f"Sample {norms.sample} of {norms.path}",
         summary=f"{count(len(norms.token_ids), 'token')}: {', '.join(told)}",

@@ -46,7 +46,7 @@ def _aux(a: Any) -> str:
 
 def _captured(a: Any) -> str:
     if a.problem:
-        return a.problem
+        return str(a.problem)
     ids = "the engine's default" if a.ids is None else f"ids {value_text(list(a.ids))}"
     later = f", {_layers(a.verify_hf)} in graph-replayed verify" if a.verify_hf not in (None, a.prefill_hf) else ""
     return f"{ids}: the draft gets {_layers(a.prefill_hf)}{later}"
@@ -192,6 +192,8 @@ SENTENCES: dict[str, Callable[[Any], str]] = {
     "rules.Cause": _cause,
     "rules.Rule": lambda r: f"{r.code}: {r.summary} ({r.severity.value} by default)",
     "report.Sample": lambda s: f"draft {s.draft}, with target, dumps and log beside it",
+    "report.Served": lambda s: f"{s.draft} with {s.engine or 'an engine nobody named'}" + (", with its log" if s.logs else ""),
+    "report.Mended": lambda m: f"{count(len(m.conversions), 'conversion')}" + (f": {m.why}" if m.why else ""),
     "report.Story": lambda s: f"{s.title}: {s.report.verdict}, {'as' if s.found else 'not as'} it should come out",
     "report.Rendered": lambda r: f"{r.name} as {r.html} ({size(r.bytes)}), the executed notebook beside it",
 }

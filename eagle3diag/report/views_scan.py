@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["scan_records", "scan_view"]
 
+_WORST = ("error", "warning", "ok", "none")
 _ORDER = ("read", "inferred", "recorded")
 _CAPTURES = {
     "stream": ("ok", "hands out hidden + residual"),
@@ -75,7 +76,7 @@ def scan_view(scan: EngineScan) -> View:
     counts = scan.counts()
     version = scan.version or "no version stated"
     stands = f"{scan.nearest} stands in for what is not read"
-    blocks = (*_target(scan), *_draft(scan))
+    blocks = tuple(sorted((*_target(scan), *_draft(scan)), key=lambda b: _WORST.index(b.status)))
     worst = next((s for s in ("error", "warning") if any(b.status == s for b in blocks)), "ok")
     rows = ((r["behaviour"], r["value"], r["status"], r["source"]) for r in scan_records(scan))
     return View(

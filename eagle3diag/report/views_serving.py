@@ -61,7 +61,7 @@ def _facts(log: ServingLog) -> list[tuple[str, Any]]:
         rows.append(("verifications", f"{log.drafts:,}"))
     elif log.estimated_drafts:
         rows.append(("verifications, estimated", f"{log.estimated_drafts:,}"))
-    if log.rate_definition:
+    if log.rate_definition and log.printed_rate is not None:
         rows.append(("printed accept rate", f"{log.printed_rate:.2f}, {RATES.get(log.rate_definition, log.rate_definition)}"))
     if log.mean_of_requests is not None:
         rows.append((f"mean of {count(log.requests, 'request')}", f"{log.mean_of_requests:.3f}"))
@@ -158,9 +158,14 @@ def compatibility_records(found: Compatibility) -> list[dict[str, Any]]:
 
 def compatibility_view(found: Compatibility) -> View:
     """Which wirings the log allows, the nearest first."""
-    own, allowed = found.own, found.compatible
+    from eagle3diag.serving.compatible import OWN
+
+    own, allowed = next((c for c in found.compared if c.name == OWN), None), found.compatible
     k = found.seen.k
-    told = "allows the wiring as trained" if own.compatible else f"excludes the wiring as trained ({own.z:.1f} standard errors)"
+    if own is None:
+        told = "was compared with no wiring as trained"
+    else:
+        told = "allows the wiring as trained" if own.compatible else f"excludes the wiring as trained ({own.z:.1f} standard errors)"
     rows = (
         (
             c.name,
@@ -175,7 +180,7 @@ def compatibility_view(found: Compatibility) -> View:
     return View(
         title="Wirings that would give this log",
         summary=f"the log {told}; {len(allowed)} of {count(len(found.compared), 'wiring')} are compatible with it",
-        status="ok" if own.compatible else "warning",
+        status="skipped" if own is None else "ok" if own.compatible else "warning",
         tables=(
             table(
                 f"On {count(found.rows, 'row')} of the dump, chains of {k}",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data, plain
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.explain_words import CAUSES, CODES, FAULTS, WIRING_KINDS, experiment
 from eagle3diag.rules.model import Case, Report, Severity
@@ -59,16 +59,18 @@ class Cause(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one cause."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "score": round(self.score, 2),
-            "for": list(self.for_),
-            "against": list(self.against),
-            "group": self.group or None,
-            "excluded": self.excluded,
-            "members": list(self.members),
-        }
+        return data(
+            {
+                "name": self.name,
+                "kind": self.kind,
+                "score": round(self.score, 2),
+                "for": list(self.for_),
+                "against": list(self.against),
+                "group": self.group or None,
+                "excluded": self.excluded,
+                "members": list(self.members),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -87,7 +89,7 @@ class Explanation(Shown):
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``explanation``."""
         return {
-            "observed_length": round(self.observed, 4),
+            "observed_length": plain(round(self.observed, 4)),
             "causes": [c.to_dict() for c in self.causes],
             "next_experiment": self.experiment,
             "compatible": None if self.compared is None else self.compared.to_dict(),

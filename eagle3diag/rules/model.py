@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 
 if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that room
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -57,15 +57,17 @@ class Finding(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of a finding."""
-        return {
-            "code": self.code,
-            "severity": self.severity.value,
-            "title": self.title,
-            "where": self.where,
-            "evidence": dict(self.evidence),
-            "remedy": self.remedy,
-            "engines": list(self.engines),
-        }
+        return data(
+            {
+                "code": self.code,
+                "severity": self.severity.value,
+                "title": self.title,
+                "where": self.where,
+                "evidence": dict(self.evidence),
+                "remedy": self.remedy,
+                "engines": list(self.engines),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -150,11 +152,13 @@ class Report(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``check``; the draft's summary is added by ``report``."""
-        return {
-            "schema": 1,
-            "verdict": self.verdict,
-            "findings": [f.to_dict() for f in self.findings],
-            "skipped": [{"code": o.code, "why": o.why} for o in self.skipped],
-            "notes": list(self.case.notes),
-            "passed": [o.code for o in self.outcomes if o.status == "ran" and not o.findings],
-        }
+        return data(
+            {
+                "schema": 1,
+                "verdict": self.verdict,
+                "findings": [f.to_dict() for f in self.findings],
+                "skipped": [{"code": o.code, "why": o.why} for o in self.skipped],
+                "notes": list(self.case.notes),
+                "passed": [o.code for o in self.outcomes if o.status == "ran" and not o.findings],
+            }
+        )

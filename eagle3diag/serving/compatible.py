@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -96,16 +96,18 @@ class Compared(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of one entry."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "joint": [round(j, 4) for j in self.joint],
-            "expected_length": round(self.length, 4),
-            "z": round(self.z, 2) if math.isfinite(self.z) else None,
-            "counts_z": round(self.counts_z, 2) if math.isfinite(self.counts_z) else None,
-            "compatible": self.compatible,
-            "group": self.group,
-        }
+        return data(
+            {
+                "name": self.name,
+                "kind": self.kind,
+                "joint": [round(j, 4) for j in self.joint],
+                "expected_length": round(self.length, 4),
+                "z": round(self.z, 2) if math.isfinite(self.z) else None,
+                "counts_z": round(self.counts_z, 2) if math.isfinite(self.counts_z) else None,
+                "compatible": self.compatible,
+                "group": self.group,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -130,13 +132,19 @@ class Compatibility(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``compatible``."""
-        return {
-            "observed": {"length": round(self.seen.length, 4), "k": self.seen.k, "per_position": [round(j, 4) for j in self.seen.joint]},
-            "excluded_from": EXCLUDED,
-            "rows": self.rows,
-            "wirings": [c.to_dict() for c in self.compared],
-            "notes": list(self.notes),
-        }
+        return data(
+            {
+                "observed": {
+                    "length": round(self.seen.length, 4),
+                    "k": self.seen.k,
+                    "per_position": [round(j, 4) for j in self.seen.joint],
+                },
+                "excluded_from": EXCLUDED,
+                "rows": self.rows,
+                "wirings": [c.to_dict() for c in self.compared],
+                "notes": list(self.notes),
+            }
+        )
 
 
 class Wirings:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.serving.metrics import conditional
 
 __all__ = ["Basis", "ContextBin", "EngineShare", "Launched", "Point", "Seen", "ServingLog", "Training", "Trap"]
@@ -157,14 +157,16 @@ class Training(Piece):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON shape of ``training``."""
-        return {
-            "source": self.source,
-            "kind": self.kind,
-            "rates": [round(r, 6) for r in self.rates],
-            "stated_length": self.length,
-            "expected_length": {str(k): round(self.expected(k), 4) for k in (1, 3, 5)} if self.rates else {},
-            "caveats": list(self.caveats),
-        }
+        return data(
+            {
+                "source": self.source,
+                "kind": self.kind,
+                "rates": [round(r, 6) for r in self.rates],
+                "stated_length": self.length,
+                "expected_length": {str(k): round(self.expected(k), 4) for k in (1, 3, 5)} if self.rates else {},
+                "caveats": list(self.caveats),
+            }
+        )
 
     def joint(self, k: int) -> tuple[float, ...]:
         """Joint rates of a chain of k; beyond what was measured, each step keeps what the last kept, a first step alone two thirds."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eagle3diag.checkpoint.model import Checkpoint
-from eagle3diag.display import Shown
+from eagle3diag.display import Shown, data
 from eagle3diag.errors import CheckpointError
 from eagle3diag.weights.pieces import Piece, piece_blocks
 from eagle3diag.weights.renames import Match
@@ -84,7 +84,7 @@ class ValueChange(Shown):
         out |= {"differ": self.differ, "nan": list(self.nan), "inf": list(self.inf), "identical": self.identical, "elements": self.elements}
         if self.dtypes[0] != self.dtypes[1]:
             out |= {"dtypes": list(self.dtypes), "ulps": self.ulps, "equal_after_rounding": None if self.ulps is None else self.ulps <= 1}
-        return out | ({"note": self.note} if self.note else {})
+        return data(out | ({"note": self.note} if self.note else {}))
 
 
 def compare(a: Checkpoint, b: Checkpoint, match: Match) -> ValueChange:

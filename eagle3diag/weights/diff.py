@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
-from eagle3diag.display import Piece, Shown
+from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import Eagle3DiagError
 from eagle3diag.weights.compare import ValueChange, compare
 from eagle3diag.weights.renames import By, Match, match
@@ -53,7 +53,7 @@ class Changed(Piece):
 
     def to_dict(self) -> dict[str, object]:
         """``{"name", "a", "b"}``."""
-        return {"name": self.name, "a": _plain(self.a), "b": _plain(self.b)}
+        return data({"name": self.name, "a": _plain(self.a), "b": _plain(self.b)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,21 +98,23 @@ class WeightDiff(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """The JSON shape of ``diff``."""
-        return {
-            "schema": 1,
-            "a": self.a,
-            "b": self.b,
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "renamed": [r.to_dict() for r in self.renamed],
-            "unsettled": [{"from": list(x), "to": list(y)} for x, y in self.unsettled],
-            "shape": [c.to_dict() for c in self.shape],
-            "dtype": [c.to_dict() for c in self.dtype],
-            "values": [v.to_dict() for v in self.values],
-            "config": [c.to_dict() for c in self.config],
-            "matched": self.matched,
-            "with_values": self.with_values,
-        }
+        return data(
+            {
+                "schema": 1,
+                "a": self.a,
+                "b": self.b,
+                "added": list(self.added),
+                "removed": list(self.removed),
+                "renamed": [r.to_dict() for r in self.renamed],
+                "unsettled": [{"from": list(x), "to": list(y)} for x, y in self.unsettled],
+                "shape": [c.to_dict() for c in self.shape],
+                "dtype": [c.to_dict() for c in self.dtype],
+                "values": [v.to_dict() for v in self.values],
+                "config": [c.to_dict() for c in self.config],
+                "matched": self.matched,
+                "with_values": self.with_values,
+            }
+        )
 
 
 def diff(
