@@ -119,6 +119,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: one line: nothing there, not readable, or not a checkpoint.
         UsageError: a URL that needs a package which is not installed.
+
+    Example:
+        >>> draft = open_checkpoint("data_samples/smollm2-eagle3/draft")
+        >>> len(draft.tensors), draft.tensors["fc.weight"].shape
+        (15, (576, 1728))
     """
     text = os.fspath(path)
     if isinstance(text, str) and "://" in text:

@@ -41,7 +41,14 @@ _MLA = ("q_a_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj_with_mqa")
 
 
 def draft_spec(checkpoint: Checkpoint) -> DraftSpec:
-    """The normalised facts of a draft; never raises for what a config holds, and reads no tensor data."""
+    """The normalised facts of a draft; never raises for what a config holds, and reads no tensor data.
+
+    Example:
+        >>> from eagle3diag import open_checkpoint
+        >>> spec = draft_spec(open_checkpoint("data_samples/smollm2-eagle3/draft"))
+        >>> spec.hidden_size.value, spec.hidden_size.where, spec.aux.hf
+        (576, 'config.json: hidden_size', (2, 15, 27))
+    """
     canonical = canonical_names(checkpoint.tensors)
     dialect, algorithm = recognise(checkpoint, canonical)
     shapes = shape_facts(checkpoint, canonical)

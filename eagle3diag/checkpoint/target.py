@@ -69,6 +69,10 @@ def open_target(path: str | os.PathLike[str]) -> TargetSpec:
 
     Raises:
         CheckpointError: one line: no readable config there, or the config is a draft's.
+
+    Example:
+        >>> open_target("data_samples/smollm2-eagle3/target").num_layers.value
+        30
     """
     text = os.fspath(path)
     given = Path(text)

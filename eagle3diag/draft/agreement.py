@@ -183,6 +183,14 @@ def agreement(
 
     Raises:
         CheckpointError: draft and dump do not fit, or nothing says what the target chose.
+
+    Example:
+        >>> from eagle3diag import draft_spec, open_checkpoint, open_dump, open_target
+        >>> draft = open_checkpoint("data_samples/smollm2-eagle3/draft")
+        >>> dump, target = open_dump("data_samples/smollm2-eagle3/dumps"), open_target("data_samples/smollm2-eagle3/target")
+        >>> found = agreement(draft, draft_spec(draft), dump, target, steps=3)
+        >>> f"{found.expected_length[3]:.1f} tokens per verification in chains of 3"
+        '1.4 tokens per verification in chains of 3'
     """
     bench = Bench.prepare(draft, spec, dump, target, base=wiring, steps=steps, max_rows=max_rows, device=device, dtype=dtype)
     return agree_bench(bench, on_policy=on_policy)

@@ -168,6 +168,12 @@ def serve(
 
     Raises:
         UsageError: no such engine or version.
+
+    Example:
+        >>> from eagle3diag import open_checkpoint
+        >>> served = serve(open_checkpoint("data_samples/smollm2-eagle3/draft"), "sglang==0.5.9")
+        >>> served.tensors["layers.0.mlp.up_proj.weight"].fate, served.tensors["fc.weight"].fate
+        ('dropped', 'loaded')
     """
     if spec is None:
         from eagle3diag.checkpoint.spec import draft_spec

@@ -37,6 +37,11 @@ def open_dump(path: str | os.PathLike[str], *, hidden: int | None = None) -> Hid
 
     Raises:
         CheckpointError: one line: nothing there, nothing readable, or no known format.
+
+    Example:
+        >>> dump = open_dump("data_samples/smollm2-eagle3/dumps")
+        >>> len(dump.samples), [slot.hf for slot in dump.aux][:5]
+        (3, [0, 1, 2, 3, 14])
     """
     given = Path(path)
     folder, files, passed = _files(given)

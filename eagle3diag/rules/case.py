@@ -247,6 +247,11 @@ def check(
     Raises:
         CheckpointError: an input cannot be read.
         UsageError: engine, launch line or a selected code make no sense.
+
+    Example:
+        >>> report = check("data_samples/smollm2-eagle3/draft", engine="sglang==0.5.9", headers_only=True)
+        >>> report.verdict, report.findings[0].code
+        ('broken', 'KEY203')
     """
     from eagle3diag.rules.registry import run
 

@@ -91,6 +91,12 @@ def convert(
     Raises:
         CheckpointError: the draft cannot be opened, or changed or ended while being read.
         UsageError: an unknown layout, an output place that will not do, no EAGLE-3 draft, or a fact that would be lost.
+
+    Example:
+        >>> import tempfile
+        >>> made = convert("data_samples/smollm2-eagle3/draft", f"{tempfile.mkdtemp()}/out", "sglang==0.5.9")
+        >>> made.renamed["layers.0.mlp.up_proj.weight"], made.lost
+        ('midlayer.mlp.up_proj.weight', ())
     """
     if not isinstance(draft, Checkpoint):
         from eagle3diag.checkpoint.open import open_checkpoint

@@ -131,6 +131,11 @@ def diff(
 
     Raises:
         CheckpointError: one cannot be opened, or changed or ended while being read.
+
+    Example:
+        >>> same = diff("data_samples/smollm2-eagle3/draft", "data_samples/smollm2-eagle3/draft", values=True)
+        >>> same.matched, all(one.equal for one in same.values)
+        (15, True)
     """
     left, right = _opened(a), _opened(b)
     found = match(left, right, _digest if values else None)
