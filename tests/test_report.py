@@ -19,7 +19,7 @@ from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.engines.contract import load_contract
 from eagle3diag.engines.model import AuxCapture, Contract, Fact, FcState, Refusal, ServedDraft, TensorFate
 from eagle3diag.errors import UsageError
-from eagle3diag.report import figures, html, jsonout, markdown, text, views
+from eagle3diag.report import figures, figures_served, html, jsonout, markdown, text, views
 from eagle3diag.report.layout import Table, View, size, table, value_text
 from eagle3diag.report.sample import planted, sample, variant
 from eagle3diag.rules.model import Case, Finding, Outcome, Report, Severity
@@ -304,12 +304,12 @@ def test_pictures_are_deterministic_and_have_words(draft: Checkpoint) -> None:
 
 
 def test_the_picture_marks_what_is_lost() -> None:
-    states = {p.name: (p.state, p.note) for p in figures.components(served())}
+    states = {p.name: (p.state, p.note) for p in figures_served.components(served())}
     assert states["layer 0 attention"] == ("lost", "uninitialised")
     assert states["layer 0 norms"] == ("lost", "starts as ones")
     assert states["fc"] == ("ok", "")
     bypassed = served(wiring=Wiring(fc="bypassed", head="uninitialised", mapping="missing", embedding="draft"))
-    states = {p.name: (p.state, p.note) for p in figures.components(bypassed)}
+    states = {p.name: (p.state, p.note) for p in figures_served.components(bypassed)}
     assert states["fc"] == ("skipped", "bypassed")
     assert states["lm_head"] == ("lost", "uninitialised")
     assert states["embed_tokens"] == ("ok", "own")
@@ -320,7 +320,7 @@ def test_the_picture_counts_layers() -> None:
     deep = served(
         tensors={f"layers.{k}.mlp.up_proj.weight": TensorFate("loaded", f"model.layers.{k}.mlp.gate_up_proj.weight") for k in range(4)}
     )
-    assert sum(p.name.startswith("layer ") for p in figures.components(deep)) == 12
+    assert sum(p.name.startswith("layer ") for p in figures_served.components(deep)) == 12
     assert figures.png(figures.plot(deep)).startswith(b"\x89PNG")
 
 

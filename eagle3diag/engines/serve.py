@@ -209,6 +209,8 @@ def serve(
         defaulted=flags_defaulted(view, contract, spec),
         quirks=quirks(contract),
         launch=launch,
+        trained=spec.wiring,
+        target_layers=None if target is None else target.num_layers.value,
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["comparison_alt", "comparison_caption", "comparison_plot"]
 
 _MOST = 48  #: states a side that are drawn
+_SAID = 300  #: characters of the caption
 _WRITTEN = 14  #: columns up to which numbers stand in the cells
 
 
@@ -37,15 +38,18 @@ def comparison_plot(result: object) -> Figure:
     if not layers or not columns:
         raise UsageError("nothing to draw: no state was compared")
     grid = np.array([[math.nan if e is None else max(e, 1e-4) for e in row[:_MOST]] for row in one.errors[:_MOST]])
-    wide, tall = max(6.8, 4.2 + 0.62 * len(columns)), 2.2 + max(1.2, 0.36 * len(layers))
+    turned = len(columns) > 6
+    foot = 0.75 + (0.085 * max(len(_short(c)) for c in columns) if turned else 0.25)
+    cell = 0.62 if len(columns) <= _WRITTEN else 0.3
+    wide, tall = max(7.2, 4.2 + cell * len(columns)), 0.7 + foot + max(1.2, 0.36 * len(layers))
     with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         figure: Figure
         figure, ax = chart(
-            wide, tall, "Which state is which: relative error, dark where two are the same", left=1.75, right=1.9, bottom=1.5
+            wide, tall, "Which state is which: relative error, dark where two are the same", left=1.75, right=1.9, bottom=foot
         )
         colours = matplotlib.colormaps["cividis"].with_extremes(bad="white")
         ax.imshow(np.ma.masked_invalid(grid), aspect="auto", cmap=colours, norm=LogNorm(0.003, 1.5), interpolation="nearest")
-        ax.set_xticks(range(len(columns)), [_short(c) for c in columns], rotation=90 if len(columns) > 6 else 0)
+        ax.set_xticks(range(len(columns)), [_short(c) for c in columns], rotation=90 if turned else 0)
         ax.set_yticks(range(len(layers)), [_short(m.slot) for m in layers])
         ax.tick_params(length=0)
         ax.set_xlabel(f"second dump: {escaped(one.b, 60)}", parse_math=False)
@@ -58,6 +62,8 @@ def comparison_plot(result: object) -> Figure:
                 if math.isfinite(e):
                     ax.text(j, k, _number(e), ha="center", va="center", fontsize=7.5, color="white" if e < 0.12 else "black")
         words = "Solid frame: the best match. Dashed frame: where it should be."
+        if len(one.layers) > _MOST or len(one.columns) > _MOST:
+            words += f" Drawn are the first {_MOST} states of {len(one.layers)} and of {len(one.columns)}."
         figure.text(0.15 / wide, 0.2 / tall, words, fontsize=8.5, va="center")
     return figure
 
@@ -93,6 +99,7 @@ def comparison_caption(result: object) -> str:
     """The verdict."""
     one: DumpComparison = result  # type: ignore[assignment]
     said = comparison_view(one).summary
+    said = said if len(said) <= _SAID else f"{said[: said.rfind(',', 0, _SAID)]} and more"
     return f"{said[0].upper()}{said[1:]}."
 
 

@@ -42,19 +42,36 @@ def profile_plot(result: object) -> Figure:
     )
     with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         figure: Figure
-        figure, ax = chart(max(6.5, min(11.4, 2.5 + 0.62 * len(layers))), 4.3, "Norm of the states, layer by layer")
+        turned = len(layers) >= 14
+        bottom = 0.8 if turned else 0.6
+        figure, ax = chart(max(6.5, min(11.4, 2.5 + 0.62 * len(layers))), 3.7 + bottom, "Norm of the states, layer by layer", bottom=bottom)
         for label, values, colour, marker, line in series:
             drawn = [v if v > 0 else math.nan for v in values]
             ax.plot(range(len(layers)), drawn, color=colour, marker=marker, linestyle=line, label=label, markersize=6, linewidth=1.4)
         ax.set_yscale("log")
-        ax.set_xticks(range(len(layers)), [slot_name(x.slot) for x in layers], rotation=0 if len(layers) < 14 else 90)
+        ax.set_xticks(range(len(layers)), [slot_name(x.slot) for x in layers], rotation=90 if turned else 0)
         ax.set_xlabel("state, in stored order (HF k: input of decoder layer k)")
         ax.grid(axis="y", color="#dddddd", linewidth=0.7)
         low, high = ax.get_ylim()
         ax.set_ylim(low, high * 12)  # room for the legend
         ax.legend(loc="upper left", frameon=False, ncols=1)
         _broken(ax, layers)
+        _sink(ax, layers)
     return figure
+
+
+def _sink(ax: Any, layers: list[Any]) -> None:
+    """The state at which the first token stands out most, with how much, where it is a sink."""
+    ratios = [(x.first_l2_mean / x.l2_mean, k) for k, x in enumerate(layers) if x.first_rows and x.rows and x.l2_mean > 0]
+    most, at = max((r for r in ratios if math.isfinite(r[0])), default=(0.0, 0))
+    if most < 3:
+        return
+    high, low = layers[at].first_l2_mean, layers[at].l2_mean
+    ax.annotate("", (at, high / 1.25), (at, low * 1.25), arrowprops={"arrowstyle": "<->", "color": "black", "linewidth": 1.1})
+    side = {"ha": "left", "xytext": (7, 0)} if at < 0.75 * len(layers) else {"ha": "right", "xytext": (-7, 0)}
+    words = f"sink: {figure_text(most, 3)} times"
+    middle = math.sqrt(high * low)
+    ax.annotate(words, (at, middle), textcoords="offset points", va="center", fontsize=8.5, fontweight="bold", **side)
 
 
 def _broken(ax: Any, layers: list[Any]) -> None:
@@ -62,8 +79,10 @@ def _broken(ax: Any, layers: list[Any]) -> None:
     for k, x in enumerate(layers):
         bad = x.nonfinite + (x.zero if x.slot.hf != 0 else 0)
         if bad:
-            ax.annotate(f"{bad:,} broken", (k, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8.5, fontweight="bold")
+            style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 8.5, "fontweight": "bold"}
+            ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
             ax.axvline(k, color="black", linewidth=6, alpha=0.12)
+            ax.annotate(f"{bad:,} broken", (k, 0.03), xycoords=("data", "axes fraction"), bbox=ground, **style)
 
 
 def profile_caption(result: object) -> str:
@@ -109,7 +128,7 @@ def tokens_plot(result: object) -> Figure:
         figure: Figure
         tall = 1.9 + max(1.6, 0.27 * slots)
         figure, ax = chart(
-            10.4, tall, f"Norm of every token in {escaped(norms.sample, 60)}, over the median of its layer", right=1.35, bottom=0.85
+            10.4, tall, f"Norm of every token in {escaped(norms.sample, 34)}, over the median of its layer", right=1.35, bottom=0.85
         )
         colours = matplotlib.colormaps["cividis"].with_extremes(bad="white")
         image = ax.imshow(
@@ -122,12 +141,13 @@ def tokens_plot(result: object) -> Figure:
         )
         box = ax.get_position()
         bar = figure.add_axes((box.x1 + 0.15 / 10.4, box.y0, 0.18 / 10.4, box.height))
-        scale = figure.colorbar(image, cax=bar, label="times the median", extend="both")
+        scale = figure.colorbar(image, cax=bar, label="times the median", extend="both", extendfrac=0.12 / (box.height * tall))
         scale.set_ticks([0.25, 1, 4, 10, 32], labels=["1/4", "1", "4", "10", "32"])
         scale.minorticks_off()
         ax.set_yticks([k + 0.5 for k in range(slots)], [slot_name(s) for s in norms.slots])
         ax.set_xlabel(f"token, by its place in the sample{f' (the first {wide:,})' if len(norms.token_ids) > wide else ''}")
         ax.set_xlim(-0.012 * wide, wide)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.set_ylim(slots, -1.1)
         for token in norms.sinks:
             if token < wide:
@@ -187,6 +207,7 @@ def token_plot(norms: TokenNorms, slot: int, token: int) -> Figure:
         low, high = ax.get_ylim()
         ax.set_ylim(low, high * 3)  # room for the legend
         ax.set_xlim(at.start - 1, max(at.stop, at.start + 2))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.set_xlabel("token, by its place in the sample")
         ax.set_ylabel("L2 norm")
         ax.grid(axis="y", color="#dddddd", linewidth=0.7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from eagle3diag.report.views_serving import length_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from eagle3diag.serving.model import ServingLog
+    from eagle3diag.serving.model import Point, ServingLog
 
 __all__ = ["log_alt", "log_caption", "log_plot"]
 
@@ -49,7 +50,7 @@ def log_plot(result: object) -> Figure:
     by_context = len(log.contexts) > 1
     with matplotlib.rc_context(RC):  # type: ignore[arg-type]
         figure: Figure
-        figure, ax = chart(10.4 if by_context else 7.4, 3.9, "Acceptance length in service", right=4.3 if by_context else 0.3)
+        figure, ax = chart(10.4 if by_context else 7.4, 3.9, "Acceptance length in service", right=4.35 if by_context else 0.8)
         x, label = _times(log)
         ax.plot(x, [p.length for p in log.series], color=BLUE, linewidth=1.0, marker="o" if len(x) <= 60 else "", markersize=3.5)
         _level(ax, log)
@@ -74,10 +75,10 @@ def log_plot(result: object) -> Figure:
             low, high = math.floor(math.log2(min(centres))), math.ceil(math.log2(max(centres)))
             step = max(1, (high - low) // 5)
             ticks = [2.0**n for n in range(low, high + 1, step)]
-            second.set_xticks(ticks, [f"{t:,.0f}" for t in ticks])
+            second.set_xticks(ticks, [f"{t:,.0f}" if t < 1024 else f"{t / 1024:g}k" for t in ticks])
             second.minorticks_off()
             second.axhline(log.acceptance_length, color="#777777", linewidth=0.8, linestyle="--")
-            second.set_xlabel("tokens of context of a request")
+            second.set_xlabel("tokens of context of a request (1k: 1,024)")
             second.grid(axis="y", color="#dddddd", linewidth=0.7)
         lengths = [p.length for p in log.series] + [c.length for c in log.contexts]
         ax.set_ylim(min(0.95, min(lengths) - 0.05), max(1.3, max(lengths) * 1.08))
@@ -88,11 +89,11 @@ def _level(ax: Any, log: ServingLog) -> None:
     assert log.acceptance_length is not None
     ax.axhline(log.acceptance_length, color="#777777", linewidth=0.8, linestyle="--")
     ax.annotate(
-        f"pooled {log.acceptance_length:.2f}",
-        (1.0, log.acceptance_length),
+        f"pooled\n{log.acceptance_length:.2f}",
+        (1.01, log.acceptance_length),
         xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
+        ha="left",
+        va="center",
         fontsize=8,
     )
     ax.axhline(1.0, color="black", linewidth=0.8)
@@ -103,10 +104,19 @@ def log_caption(result: object) -> str:
     """The length, and how it goes."""
     log: ServingLog = result  # type: ignore[assignment]
     text = f"Acceptance length {length_words(log)} over {count(log.windows, 'line')}; 1.00 would mean that nothing is accepted."
+    if len(log.series) >= 8:
+        quarter = len(log.series) // 4
+        ends = [_pooled(some) for some in (log.series[:quarter], log.series[-quarter:])]
+        text += f" Over time: {ends[0]:.2f} in the first quarter, {ends[1]:.2f} in the last."
     if len(log.contexts) > 1:
         first, last = log.contexts[0], log.contexts[-1]
         text += f" By context: {first.length:.2f} at {first.context:,.0f} tokens, {last.length:.2f} at {last.context:,.0f}."
     return text
+
+
+def _pooled(points: Sequence[Point]) -> float:
+    """Mean length of stretches, by how many lines each holds."""
+    return sum(p.length * p.windows for p in points) / max(1, sum(p.windows for p in points))
 
 
 def log_alt(result: object) -> str:

@@ -1,4 +1,4 @@
-"""The map of a weight diff: one bar a tensor in the order data flows through the draft, as long as the change is large."""
+"""The map of a weight diff, layer by layer: one bar a tensor in the order data flows through the draft, as long as the change is large."""
 
 from __future__ import annotations
 
@@ -37,12 +37,25 @@ def _order(name: str) -> tuple[int, int, str]:
     return (2, numbers[0], name) if numbers else (2, 0, name) if "midlayer" in name else (5, 0, name)
 
 
+def group_of(name: str) -> str:
+    """The part of the draft a tensor belongs to, in a word or two."""
+    rank, number, _ = _order(name)
+    return ("embedding", "fc", f"layer {number}", "norm", "head", "other")[rank]
+
+
+def _short(name: str) -> str:
+    """The name without what its group says already."""
+    parts = name.split(".")
+    cut = next((k for k, p in enumerate(parts) if p.isdigit() or p == "midlayer"), None)
+    return name if cut is None or group_of(name).split()[0] != "layer" else ".".join(parts[cut + 1 :]) or name
+
+
 def rows(diff: WeightDiff) -> list[Row]:
     """Every tensor of both sides, in the order of the draft."""
     found = [Row(n, "lost", None, "removed") for n in diff.removed] + [Row(n, "lost", None, "added") for n in diff.added]
     found += [Row(c.name, "lost", None, f"shape {list(c.a)} against {list(c.b)}") for c in diff.shape]
     for v in diff.values:
-        note = "equal" if v.equal else f"relative {v.relative:.2g}" if v.relative is not None else "differs"
+        note = "equal" if v.equal else f"relative {v.relative:.2g}" if v.relative is not None and math.isfinite(v.relative) else "differs"
         if not v.equal and (v.nan[0] or v.nan[1]):
             note += f", NaN {v.nan[0]:,} / {v.nan[1]:,}"
         found.append(Row(v.name, "same" if v.equal else "changed", 0.0 if v.equal else v.relative, note))
@@ -78,19 +91,25 @@ def diff_plot(result: object) -> Figure:
         figure, ax = picture(11.4, 0.27 * tall + 0.3)
         ax.set_xlim(0, 11.4)
         ax.set_ylim(tall, 0)
-        ax.text(0.2, 0.7, "What changed, tensor by tensor", fontsize=11.5, fontweight="bold", va="center")
+        ax.text(0.2, 0.7, "What changed, layer by layer", fontsize=11.5, fontweight="bold", va="center")
         styles = {"lost": ("#f2a97a", "////"), "changed": ("#4aa3d8", ""), "same": ("#ffffff", "")}
         left, wide = 4.3, 4.6
         for k, row in enumerate(shown):
             y = 1.5 + k
             fill, hatch = styles[row.kind]
-            ax.text(left - 0.1, y + 0.4, escaped(row.name, 44), ha="right", va="center", fontsize=8, parse_math=False)
+            ax.text(left - 0.1, y + 0.4, escaped(_short(row.name), 40), ha="right", va="center", fontsize=8, parse_math=False)
+            if k == 0 or group_of(row.name) != group_of(shown[k - 1].name):
+                ax.text(0.2, y + 0.4, group_of(row.name), ha="left", va="center", fontsize=8.5, fontweight="bold", parse_math=False)
+                if k:
+                    ax.plot([0.2, left + wide], [y - 0.1, y - 0.1], color="#bbbbbb", linewidth=0.7)
             if row.kind != "same":
                 ax.barh(y + 0.4, wide * _length(row), 0.66, left, color=fill, hatch=hatch, edgecolor="black", linewidth=0.8)
             at = left + (wide * _length(row) if row.kind != "same" else 0.0) + 0.08
             ax.text(at, y + 0.4, escaped(row.note, 48), va="center", fontsize=8, parse_math=False)
         ax.plot([left, left], [1.4, 1.5 + len(shown)], color="black", linewidth=1.0)
         scale = "bar: |b - a| / |a|, logarithmic from 1e-6 to 3; hatched: only on one side, or another shape"
+        if len(every) > ROWS:
+            scale += f"; the {ROWS} largest changes of {len(every)} tensors"
         ax.text(0.2, tall - 0.5, scale, fontsize=8.5, va="center")
     return figure
 
@@ -104,7 +123,9 @@ def diff_caption(result: object) -> str:
     told = [f"{sum(r.kind == 'same' for r in every)} of {len(every)} tensors are equal"]
     if changed:
         most = max(changed, key=_length)
-        told.append(f"{len(changed)} changed, most {escaped(most.name)} ({most.note})")
+        where = list(dict.fromkeys(group_of(r.name) for r in changed))
+        parts = f" in {', '.join(where[:6])}{' and more' if len(where) > 6 else ''}" if len(changed) > 1 else ""
+        told.append(f"{len(changed)} changed{parts}, most {escaped(most.name)} ({most.note})")
     if lost:
         told.append(f"{len(lost)} on one side only or of another shape: {', '.join(escaped(r.name) for r in lost[:5])}")
     cut = f" The {ROWS} largest changes of {len(every)} tensors are drawn." if len(every) > ROWS else ""
