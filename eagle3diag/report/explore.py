@@ -64,6 +64,12 @@ def explore(result: object, *, static: bool = True) -> None:
 
     Raises:
         UsageError: this kind of result has no explorer, or a live notebook lacks ipywidgets.
+
+    Example:
+        >>> from eagle3diag import check
+        >>> report = check("data_samples/smollm2-eagle3/draft", engine="sglang==0.5.9", headers_only=True)
+        >>> explore(report, static=False)  # outside a live notebook: a line that says what stands there
+        <IPython.core.display.HTML object>
     """
     from eagle3diag.report.cells import picture, show
 
