@@ -5,7 +5,7 @@ knows ``midlayer``, as a sound draft for another engine would. *Map*: ``d2t`` is
 tools that compare two files are also given the sound draft; ``eagle3diag check`` is not. Every tool runs as a process of its own, in a
 throw-away virtual environment made here (needs a package index; ``--venv`` keeps or reuses one). Seconds are the processor's (user
 and system, start of the process included; median of the runs), which other load on the machine disturbs least. What a tool says is taken
-from its output and printed next to its exit status.
+from its output; an exit status other than 0 stands next to it.
 
 Run: ``python benchmarks/compare_tools.py [--venv DIR] [--rounds 5]``, with eagle3diag installed.
 """
@@ -82,9 +82,9 @@ def _tensortracker(out: str) -> str:
 
 def _check(out: str) -> str:
     report = json.loads(out)
-    worst = [f["code"] + ": " + f["title"] for f in report["findings"] if f["severity"] == "error"]
+    worst = [f["code"] for f in report["findings"] if f["severity"] == "error"]
     values = sum(s["code"].startswith("VAL") and "header" in s["why"] for s in report["skipped"])
-    return f"{report['verdict']}: {worst[0]}" if worst else report["verdict"] + (f", {values} rules on values not judged" if values else "")
+    return f"{report['verdict']}: {', '.join(worst)}" if worst else report["verdict"] + (f", {values} rules not judged" if values else "")
 
 
 def _diff(out: str) -> str:
@@ -185,7 +185,7 @@ def main() -> int:
                 runs = [once(command) for _ in range(args.rounds)]
                 times += [seconds for seconds, _, _ in runs]
                 _, status, out = runs[-1]
-                cells.append(f"{tool.reads(out)} (exit {status})")
+                cells.append(tool.reads(out) + (f" (exit {status})" if status else ""))
             print(f"| {tool.name} | " + " | ".join(cells) + f" | {statistics.median(times):.2f} |", flush=True)
     return 0
 

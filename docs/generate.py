@@ -28,10 +28,10 @@ in JupyterLab. {how}; code is folded.
 
 API_HEAD = """# Python
 
-Ten names, each looked up when first used: `import eagle3diag` loads neither torch nor matplotlib. What they return are frozen dataclasses
-that show themselves in a notebook and as text, turn into JSON with `to_dict()`, where they are tables into a data frame with `to_frame()`,
-and where they are visual into a picture with `plot()`. Errors are `CheckpointError` (an input cannot be read) and `UsageError` (a question
-makes no sense), each one line.
+What there is to import from `eagle3diag`. Each name is looked up when first used: the import loads neither torch nor matplotlib. Results
+are frozen dataclasses that show themselves in a notebook and as text, turn into JSON with `to_dict()`, where they are tables into a data
+frame with `to_frame()`, and where they are visual into a picture with `plot()`. Errors are `CheckpointError` (an input cannot be read) and
+`UsageError` (a question makes no sense), each one line. The examples are run by the tests, from the folder of a checkout.
 """
 
 COMMANDS_HEAD = """# The command line
