@@ -392,6 +392,7 @@ def check(one: Any, written: bool = True) -> list[str]:
     if len(page.encode()) > 64_000 or not safe(page):
         wrong.append(f"HTML of {len(page.encode())} bytes, safe: {safe(page)}")
     if seen.tags - {
+        "style",
         "section",
         "h3",
         "h4",

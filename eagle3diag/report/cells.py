@@ -15,17 +15,14 @@ def show(*results: object, otherwise: str = "") -> None:
     """
     from IPython.display import HTML, display
 
-    from eagle3diag.report.html import fragment
+    from eagle3diag.report.html import cell
     from eagle3diag.report.layout import View
     from eagle3diag.report.views import view
 
     if not results and otherwise:
-        display(HTML(fragment(View(title="", summary=otherwise))))
+        display(HTML(cell(View(title="", summary=otherwise))))
     for result in results:
-        if isinstance(result, View):
-            display(HTML(fragment(result, level=3)))
-        else:
-            display(HTML(fragment(view(result), level=3)))
+        display(HTML(cell(view(result))))
 
 
 def picture(*results: object) -> None:

@@ -18,7 +18,7 @@ from eagle3diag.report.layout import Block, Status, Table, View, mark
 if TYPE_CHECKING:
     from eagle3diag.rules.model import Report
 
-__all__ = ["STYLE", "fragment", "page", "render"]
+__all__ = ["STYLE", "cell", "fragment", "page", "render"]
 
 #: Okabe-Ito hues, darkened for white and lightened for black: at least 4.5:1 on their ground, and never the only sign.
 STYLE = """
@@ -40,7 +40,9 @@ figcaption { color: var(--faint); }
 .e3d caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 .e3d th, .e3d td { border: 1px solid var(--line, currentColor); padding: .25rem .55rem;
   vertical-align: top; text-align: left; overflow-wrap: anywhere; }
+.e3d tbody th, .e3d tbody th code { overflow-wrap: break-word; }
 .e3d td.n { white-space: nowrap; }
+.e3d th[scope=row] { min-width: 6rem; }
 .e3d code { font-family: ui-monospace, monospace; font-size: .92em; overflow-wrap: anywhere; }
 .e3d .finding { border-left: .3rem solid var(--line, currentColor); padding: .1rem 0 .1rem .9rem; margin: 1.1rem 0; }
 .e3d .error { border-color: var(--error, currentColor); }
@@ -63,9 +65,13 @@ figcaption { color: var(--faint); }
 .contents li { display: flex; flex-wrap: wrap; gap: .2rem .8rem; }
 .wide { overflow-x: auto; }
 @media (max-width: 40rem) { .e3d dl { display: block; }
-  .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th[scope=row] { min-width: 8rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
+  .e3d dd { margin: 0 0 .3rem 1rem; } .e3d th[scope=row] { min-width: 8rem; }
+  .e3d td:not(.n) { min-width: 9rem; } .e3d th, .e3d td { overflow-wrap: break-word; } }
 """
 
+
+#: the one line a notebook cell brings along: JupyterLab sets tables flush right, which words cannot be read in
+CELL_STYLE = "<style>.e3d .wide table th, .e3d .wide table td, .e3d .wide table caption { text-align: left; vertical-align: top; }</style>\n"
 
 _SHORT = 16
 
@@ -130,6 +136,11 @@ def fragment(view: View, *, level: int = 2) -> str:
     lines += [_table(t) for t in view.tables if t.rows]
     lines += [f"<p>{_safe(n)}</p>" for n in view.notes]
     return "\n".join([*lines, "</section>"])
+
+
+def cell(view: View) -> str:
+    """One view as the output of a notebook cell; where the style is stripped only the words' places change."""
+    return CELL_STYLE + fragment(view, level=3)
 
 
 def page(title: str, views: Sequence[View]) -> str:

@@ -91,7 +91,8 @@ def brief(view: View, most: int = 20) -> str:
     head = _wrapped(small.summary, "  ", f"{escaped(small.title, 200)}: " if small.title else "").splitlines()
     lines = [*head[:_HEAD], *(["  …"] if len(head) > _HEAD else [])]
     tables = [t for t in view.tables if t.rows]
-    left = most - len(lines) - 1  # the last line says how to see the rest
+    step = [_one_line(f"  {n}") for n in small.notes if n.startswith("Next")][:1]
+    left = most - len(lines) - len(step) - 1  # the last line says how to see the rest
     if view.blocks:
         titles = [_one_line(f"{mark(b.status)} {b.code}  {b.title}".strip()) for b in small.blocks]
         room = max(2, left - (_LEAST + 1 if tables else 0))
@@ -99,7 +100,7 @@ def brief(view: View, most: int = 20) -> str:
         lines += shown
         if len(shown) < len(view.blocks):
             lines.append(f"… {len(view.blocks) - len(shown):,} more")
-        left = most - len(lines) - 1
+        left = most - len(lines) - len(step) - 1
     unseen = []
     for k, one in enumerate(tables):
         after = k + 1 < len(tables)
@@ -112,7 +113,7 @@ def brief(view: View, most: int = 20) -> str:
         lines += part
         left -= len(part)
     also = f"also {'; '.join(unseen)}; " if unseen else ""
-    return "\n".join([*lines, _one_line(f"… {also}in full: eagle3diag.report.text.render(result)", 2 * WIDTH)])
+    return "\n".join([*lines, *step, _one_line(f"… {also}in full: eagle3diag.report.text.render(result)", 2 * WIDTH)])
 
 
 def _one_line(text: str, limit: int = WIDTH) -> str:

@@ -96,12 +96,12 @@ def plain(result: object) -> str:
 
 def html(result: object) -> str:
     """The HTML fragment a notebook shows: a static table with words in it, legible without style or scripts, of at most 64 KB."""
-    from eagle3diag.report.html import fragment
+    from eagle3diag.report.html import cell
 
     whole = view(result)
     shown = ""
     for rows, texts, blocks in SIZES:
-        shown = fragment(cut_view(whole, rows=rows, texts=texts, blocks=blocks), level=3)
+        shown = cell(cut_view(whole, rows=rows, texts=texts, blocks=blocks))
         if len(shown.encode("utf-8", "replace")) <= MAX_BYTES:
             break
     return shown

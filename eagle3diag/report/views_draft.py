@@ -187,6 +187,7 @@ def ranking_view(ranking: WiringRanking) -> View:
         ),
         notes=(
             *alike,
+            *(("Next: give the engine or the export this wiring, or mend what departs from it, and measure again.",) if found else ()),
             "Wirings of one group cannot be told apart by this dump. p is corrected for the number of wirings tried. One that fell clearly "
             "behind was not run on further samples.",
             *(f"{n[0].upper()}{n[1:]}." for n in ranking.notes),
@@ -217,6 +218,8 @@ def acceptance_view(result: ServedAcceptance) -> View:
         summary, status = f"{aim}; as the engine runs it, {length_text(result.served)}: no loss that these rows can show", "ok"
     rows = ((str(r["step"]), percent(r["trained"]), percent(r["served"])) for r in acceptance_records(result))
     notes = [f"What differs: {result.change}."] if result.change else []
+    if status in ("error", "warning"):
+        notes.append("Next: eagle3diag check with this engine names each cause and how to mend it.")
     if result.change:
         t, n = result.tokens, result.nats
         told = f"{t.mean:+.3f} tokens per verification (z {t.z:.1f}), {n.mean:+.3f} nats a token (z {n.z:.1f})"

@@ -161,6 +161,7 @@ def served_view(served: ServedDraft) -> View:
         summary=summary,
         status=status,
         blocks=tuple(_blocks(served)),
+        notes=("Next: eagle3diag check with this engine names each cause and how to mend it.",) if status == "error" else (),
         tables=(
             table(
                 "Parameters no tensor of the file fills",

@@ -91,7 +91,11 @@ def dump_view(dump: HiddenDump) -> View:
             ),
             table("Samples", ("sample", "tokens", "rows"), ((r.name, r.tokens, r.rows) for r in dump.samples), limit=12),
         ),
-        notes=(f"States: {states}; {final}.", *(f"Recognised by: {e}." for e in dump.evidence)),
+        notes=(
+            *(("Next: eagle3diag check DRAFT --dump DUMP says which of this harms training.",) if dump.issues else ()),
+            f"States: {states}; {final}.",
+            *(f"Recognised by: {e}." for e in dump.evidence),
+        ),
     )
 
 
@@ -144,7 +148,10 @@ def profile_view(profile: NormProfile) -> View:
                 limit=200,
             ),
         ),
-        notes=("L2: length of a token's state; RMS: the same over the square root of its width.",),
+        notes=(
+            *(("Next: eagle3diag check DRAFT --dump DUMP names what is broken and how to mend it.",) if told else ()),
+            "L2: length of a token's state; RMS: the same over the square root of its width.",
+        ),
     )
 
 
@@ -206,6 +213,7 @@ def comparison_view(comparison: DumpComparison) -> View:
         status="ok" if same else "error",
         tables=(table("State by state, in the second dump", head, rows, status=status, limit=200),),
         notes=(
+            *(() if same else ("Next: take the states under 'should be' where the first dump is made, then compare again.",)),
             f"First dump: {comparison.a}. Second dump, the one to trust: {comparison.b}.",
             f"On {count(comparison.rows, 'row')} of {count(comparison.samples, 'pair')} of samples with the same tokens, medians of rows. "
             "Equal layers differ by hundredths at most, neighbouring ones by a tenth or more.",
@@ -233,7 +241,7 @@ def capture_view(capture: Capture) -> View:
         f"wrote {count(len(capture.samples), 'sample')} with {count(tokens, 'token')} of {capture.target or 'the target'} to {capture.path}"
     )
     if resumed:
-        told += f" ({resumed:,} of them were there)"
+        told += f" ({resumed:,} of them there already)"
     mean = max((d.mean for d in capture.decode), default=0.0)
     if capture.decode:
         told += f"; decoding with the cache is off one prefill by {figure_text(mean, 2)} of its norm"

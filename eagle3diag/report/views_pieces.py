@@ -215,6 +215,8 @@ def line(piece: Piece) -> str:
 
 def _text(value: Any) -> str:
     """A field: results inside it by name, pieces by their sentence."""
+    if value is None:
+        return "–"
     if isinstance(value, Piece):
         return _sentence(value)
     if isinstance(value, Shown):

@@ -171,7 +171,7 @@ def compatibility_view(found: Compatibility) -> View:
             c.name,
             "yes" if c.compatible else "no",
             c.group or "–",
-            f"{c.z:.1f}",
+            f"{c.z:.1f}".replace("inf", "beyond measure"),
             f"{c.length:.2f}",
             " ".join(percent(j).removesuffix(" %") for j in c.joint),
         )

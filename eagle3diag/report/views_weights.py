@@ -113,7 +113,7 @@ def stats_view(stats: TensorStats) -> View:
     """What the values of one tensor look like."""
     odd = ", ".join(f"{n:,} {what}" for n, what in ((stats.nan, "NaN"), (stats.inf, "infinite")) if n)
     shape = value_text(list(stats.shape))
-    rows = [(k, v) for k, v in stats_records(stats)[0].items() if k not in ("name", "dtype", "shape")]
+    rows = [(k, "none" if v is None else v) for k, v in stats_records(stats)[0].items() if k not in ("name", "dtype", "shape")]
     return View(
         title=stats.name,
         summary=f"{stats.dtype} {shape}: mean {_number(stats.mean)}, std {_number(stats.std)}, {odd or 'all finite'}",
