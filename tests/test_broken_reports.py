@@ -110,6 +110,12 @@ def test_a_report_is_one_small_file_that_asks_for_nothing(page: Path) -> None:
     assert set(targets) <= set(ids)
 
 
+@every
+def test_no_share_is_above_all(page: Path) -> None:
+    shares = [float(n.replace(",", "")) for line in stripped(page) for n in re.findall(r"([\d,]+\.\d) %", line)]
+    assert all(0 <= share <= 100 for share in shares), max(shares)
+
+
 # ------------------------------------------------------------------ in a browser
 
 IN_SIGHT = """code => {

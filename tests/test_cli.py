@@ -346,7 +346,7 @@ def test_version_and_help(run: Run) -> None:
         (("check", "no\x1b[31m/such\u202e/place"), "no"),
         (("inspect", "nowhere"), "nowhere"),
         (("convert", "x", "y"), "--to"),
-        (("notebook", "nothing"), "no notebook nothing: there are 01_checkpoint"),
+        (("notebook", "nothing"), "no notebook nothing: there are 00_start_here, 01_checkpoint"),
         (("notebook", "01_checkpoint", "-p", "draft", "a", "-p", "draft", "b"), "given twice"),
         (("rules", "--fail-on", "error"), "--fail-on"),
         (("norms", "nowhere"), "nowhere: no such file"),

@@ -347,6 +347,7 @@ def test_an_unusable_input_keeps_the_partial_report(elsewhere: Path) -> None:
     assert said.endswith("the partial report is kept in page.html")
     page = Path("page.html").read_text(encoding="utf-8")
     assert "the report ends here" in page
+    assert "The draft as it lies" not in page  # no words on what is not there
     assert "Traceback" not in page
     assert "LFS" in Path("page.executed.ipynb").read_text(encoding="utf-8")
 

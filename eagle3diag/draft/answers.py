@@ -129,17 +129,30 @@ def _stored(sample: Sample) -> tuple[Tensor | None, str]:
 
 
 def _logprobs(sample: Sample, state: Tensor, tables: TargetTables, draft_ids: Tensor) -> tuple[Tensor, Scale]:
-    """[T, draft vocabulary] log-probabilities and what they are worth."""
+    """[T, draft vocabulary] log-probabilities and what they are worth.
+
+    A stored scale belongs to the stored states only where these stand beside their own tokens: one that makes probabilities above 1 is
+    not used.
+    """
     rows = tables.head_rows(draft_ids).float()
     logits = torch.cat([part @ rows.T for part in _pieces(state)])
     if sample.logsumexp is not None:
-        return logits - sample.logsumexp.float().reshape(-1, 1), "exact"
+        scaled = logits - sample.logsumexp.float().reshape(-1, 1)
+        if _possible(scaled):
+            return scaled, "exact"
     if sample.topk_ids is not None and sample.topk_logprobs is not None:
         first = sample.topk_ids[:, 0].to(torch.int64)
         if bool(tables.known(first).all()):  # log-sum-exp = logit - log-probability, of any token
             logit = (tables.head_rows(first).float() * state).sum(-1)
-            return logits - (logit - sample.topk_logprobs[:, 0].float()).unsqueeze(-1), "exact"
+            scaled = logits - (logit - sample.topk_logprobs[:, 0].float()).unsqueeze(-1)
+            if _possible(scaled):
+                return scaled, "exact"
     assert tables.head is not None
     head = tables.head.float()
     total = torch.cat([torch.logsumexp(part @ head.T, -1) for part in _pieces(state)])
     return logits - total.unsqueeze(-1), "exact" if tables.whole else "upper bound"
+
+
+def _possible(logprobs: Tensor) -> bool:
+    """Whether next to no row's probabilities sum to clearly more than 1 (half-precision states leave an error in the logits)."""
+    return bool((torch.logsumexp(logprobs, -1) > 0.2).float().mean() <= 0.01)

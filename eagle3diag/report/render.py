@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
+from copy import copy
 from typing import Any
 
 __all__ = ["rendered"]
 
 FIRST = "In short"  #: heading of a verdict that begins a page
 _HEAD = re.compile(r"<h2>(.*?)</h2>", re.S)
-_FINDING = re.compile(r'<section class="finding (?:error|warning)" id="([^"]+)">\s*<h\d>.*?<code>([^<]+)</code>')
+_FINDING = re.compile(r'<section class="finding (?:error|warning)" id="([^"]+)">\s*<h\d>.*?<code>([A-Z]{3}\d{3})</code>')
 _TAG = re.compile(r"<[^>]+>")
 
 _TEMPLATE = """
@@ -31,7 +32,7 @@ _TEMPLATE = """
 {% block stream_stdout scoped %}<pre>{{ output.text | escape }}</pre>
 {% endblock stream_stdout %}
 {% block stream_stderr scoped %}{% endblock stream_stderr %}
-{% block error scoped %}<section class="e3d"><div class="finding error" role="alert"><h2>&#10006; ERROR: the report ends here</h2>
+{% block error scoped %}<section class="e3d"><div class="finding error" role="alert"><h3>&#10006; ERROR: the report ends here</h3>
 <pre>{{ output.traceback | join('\\n') | escape }}</pre></div></section>
 {% endblock error %}
 {% block data_html scoped %}{{ output.data['text/html'] }}
@@ -69,6 +70,7 @@ def rendered(notebook: Any, name: str) -> str:
     config = Config()
     config.TagRemovePreprocessor.enabled = True
     config.TagRemovePreprocessor.remove_cell_tags = ["parameters", "injected-parameters", "papermill-error-cell-tag"]
+    notebook = _until_it_stopped(notebook)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exporter = HTMLExporter(
@@ -80,6 +82,16 @@ def rendered(notebook: Any, name: str) -> str:
         )
         body, _ = exporter.from_notebook_node(notebook)
     return document(_title(notebook) or name, _with_contents(_once(body.strip()))) + "\n"
+
+
+def _until_it_stopped(notebook: Any) -> Any:
+    """The notebook without the cells behind one that failed: their words would speak of what is not there."""
+    for k, cell in enumerate(notebook.cells):
+        if any(output.output_type == "error" for output in cell.get("outputs", [])):
+            whole = copy(notebook)
+            whole.cells = notebook.cells[: k + 1]
+            return whole
+    return notebook
 
 
 def _once(body: str) -> str:

@@ -117,8 +117,8 @@ def study_view(study: Study) -> View:
         tables=(
             table(
                 "What is wrong, worst first",
-                ("code", "what", "where"),
-                ((j.finding.code, j.finding.title, j.where or "every engine asked for") for j in wrong),
+                ("code", "what", "engine"),
+                ((j.finding.code, j.finding.title, j.where or "any") for j in wrong),
                 status=(j.finding.severity.value for j in wrong),
                 limit=FIRST,
             ),
