@@ -76,9 +76,10 @@ def test_without_somebody_there_is_a_sentence_and_no_widget(monkeypatch: pytest.
     assert not door.live()
     door.explore(norms)
     assert "image/png" in shown[0]
-    assert "192 tokens" in shown[1].data
-    assert "In a live notebook controls stand here: move through the tokens" in shown[2].data
-    assert len(shown) == 3
+    assert "Attention sinks" in shown[1]["text/html"]
+    assert "192 tokens" in shown[2].data
+    assert "In a live notebook controls stand here: move through the tokens" in shown[3].data
+    assert len(shown) == 4
     shown.clear()
     door.explore(norms, static=False)
     assert len(shown) == 1
@@ -134,6 +135,7 @@ def test_rendered_notebooks_hold_no_widget(tmp_path: Path, monkeypatch: pytest.M
     assert "widgets" not in executed["metadata"]
     assert "widget-view" not in json.dumps(executed)
     assert "controls stand here: pick tensors" in page
+    assert page.count("14 of 15 tensors are equal") == 1  # the caption, with the picture and not once more under it
 
 
 # ------------------------------------------------------------------ weights
@@ -280,7 +282,9 @@ def test_the_explorer_of_an_opened_draft() -> None:
     assert "every switch as trained" in words(start)
     other = explorer.panel(norm_before_residual=True)
     assert "Switched: norm_before_residual true in place of false" in words(other)
-    assert other.view.status == "error"
+    assert ": a loss" in words(other)
+    assert "as switched" in words(other)
+    assert "as switched" not in words(start)
     assert other.png != start.png
     late = explorer.panel(aux_layers=1)
     assert "layers 3, 16, 28 in place of 2, 15, 27" in words(late)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from base64 import b64encode
 
+from eagle3diag.errors import escaped
+
 __all__ = ["picture", "show"]
 
 
@@ -26,7 +28,13 @@ def show(*results: object, otherwise: str = "") -> None:
 
 
 def picture(*results: object) -> None:
-    """Display the picture of each result as a PNG with alternative text and a caption that states the finding."""
+    """Display the picture of each result as a PNG with alternative text, and under it the caption that states the finding.
+
+    Notebook viewers show no caption of a picture, so it stands as an output of its own; a rendered page has it in the ``figure`` and leaves
+    that output out.
+    """
+    from html import escape
+
     from IPython.display import display
 
     from eagle3diag.report import figures
@@ -35,3 +43,5 @@ def picture(*results: object) -> None:
         words = {"alt": figures.alt(result), "caption": figures.caption(result)}
         image = b64encode(figures.png(figures.plot(result))).decode("ascii")
         display({"image/png": image, "text/plain": words["caption"]}, raw=True, metadata={"image/png": words})
+        said = {"text/html": f"<p><em>{escape(escaped(words['caption'], 4000))}</em></p>", "text/plain": words["caption"]}
+        display(said, raw=True, metadata={"text/html": {"caption": True}})

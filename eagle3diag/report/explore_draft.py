@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3diag.errors import UsageError
 from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import View, count, figure_text, percent, table
-from eagle3diag.report.views_draft import SAME, acceptance_records, length_text
+from eagle3diag.report.views_draft import acceptance_records, length_text
 
 if TYPE_CHECKING:
     from eagle3diag.draft.measure import Bench
@@ -26,21 +26,20 @@ def switched_view(result: ServedAcceptance) -> View:
     own, k = length_text(result.trained), max(result.trained.expected_length)
     t, n = result.tokens, result.nats
     if not result.change:
-        summary, status = f"expected acceptance length {length_text(result.served)} in chains of {k}, every switch as trained", "none"
+        summary = f"expected acceptance length {length_text(result.served)} in chains of {k}, every switch as trained"
     else:
         summary = f"expected acceptance length {length_text(result.served)} in chains of {k}; as trained {own}"
         lost = result.significant and result.loss >= 0
         gained = t.z > 2 or n.z < -2
-        status = ("error" if result.loss >= SAME else "warning") if lost else "ok" if gained else "none"
         summary += ": a loss" if lost else ": a gain" if gained else ": no difference that these rows can show"
-    rows = ((str(r["step"]), percent(r["trained"]), percent(r["served"])) for r in acceptance_records(result))
+    wide = 3 if result.change else 2
+    rows = ((str(r["step"]), percent(r["trained"]), percent(r["served"]))[:wide] for r in acceptance_records(result))
     told = f"{t.mean:+.3f} tokens per verification (z {figure_text(t.z, 2)}), {n.mean:+.3f} nats a token (z {figure_text(n.z, 2)})"
     notes = [f"Switched: {result.change}.", f"Switched minus trained, row by row: {told}; fewer nats are better."] if result.change else []
     return View(
         title="",
         summary=summary,
-        status=status,
-        tables=(table("Steps 0 to s all right (joint)", ("step s", "as trained", "as switched"), rows),),
+        tables=(table("Steps 0 to s all right (joint)", ("step s", "as trained", "as switched")[:wide], rows),),
         notes=(*notes, f"On {count(result.trained.rates.rows, 'row')}; intervals hold 95 %."),
     )
 

@@ -35,7 +35,7 @@ _TEMPLATE = """
 {% block error scoped %}<section class="e3d"><div class="finding error" role="alert"><h3>&#10006; ERROR: the report ends here</h3>
 <pre>{{ output.traceback | join('\\n') | escape }}</pre></div></section>
 {% endblock error %}
-{% block data_html scoped %}{{ output.data['text/html'] }}
+{% block data_html scoped %}{% if not output.metadata.get('text/html', {}).get('caption') %}{{ output.data['text/html'] }}{% endif %}
 {% endblock data_html %}
 {% block data_markdown scoped %}{{ output.data['text/markdown'] | markdown2html }}
 {% endblock data_markdown %}

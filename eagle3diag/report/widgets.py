@@ -15,7 +15,7 @@ __all__ = ["board", "display_board", "panel_html"]
 
 WIDE = 8  #: rows of a list of several
 #: a widget's HTML gets none of the style of a cell's output: JupyterLab's class brings it, and room between columns everywhere
-STYLE = "<style>.e3d-panel th, .e3d-panel td { padding: .2em .7em; text-align: right; }</style>"
+STYLE = "<style>.e3d-panel th, .e3d-panel td { padding: .2em .7em; } .e3d-panel.jp-RenderedHTMLCommon table { margin: .5em 0; }</style>"
 
 
 def panel_html(panel: Panel) -> str:
