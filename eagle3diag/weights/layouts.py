@@ -1,19 +1,22 @@
 """The layouts a draft can be rewritten in: what each calls the tensors, where it keeps each fact, and what it cannot hold.
 
-What a reader honours is a table, one release per feature, so a goal with a version (``sglang==0.5.9``) is judged for that version and
-one without for the newest. Sources: facts of the engines, sections 0 to 2, and of the vLLM transitions. Where a contract of ``engines``
-tells the same fact, a test holds the two together.
+What an engine honours is asked of its contract, so a goal with a version (``sglang==0.5.9``) is judged for that version and one without
+for the newest. Two facts that no contract tells stand here with their release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from eagle3diag.checkpoint.configs import layer_part
 from eagle3diag.checkpoint.fields import ID_KEYS, as_mapping
 from eagle3diag.checkpoint.model import Checkpoint, DraftSpec
+from eagle3diag.engines import versions
+from eagle3diag.engines.contract import load_contract
+from eagle3diag.engines.model import Contract
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.weights.pieces import ROLES, role
 
@@ -21,64 +24,38 @@ __all__ = ["LAYOUTS", "Goal", "aux_places", "config_for", "goal_name", "lacking"
 
 LAYOUTS = ("sglang", "vllm", "speculators")
 
-_Version = tuple[int, ...]
-
-#: feature -> first release that honours it; a feature that is absent is never honoured
-_SINCE: dict[str, dict[str, _Version]] = {
-    "sglang": {
-        "aux_ids": (0, 4, 9),
-        "fc_bias": (0, 4, 9),
-        "use_aux_hidden_state": (0, 5, 8),
-        "layers": (0, 5, 12),
-        "n_aux": (0, 5, 12),
-        "mla": (0, 5, 12),
-        "fc_norm": (0, 5, 12),
-        "mla_fc_norm": (0, 5, 13),
-        "norm_output": (0, 5, 12),
-        "mla_norm_output": (0, 5, 13),
-        "norm_before_fc": (0, 5, 17),
-    },
-    "vllm": {
-        "layers": (0, 11, 1),
-        "sliding_window": (0,),
-        "trained_embedding": (0,),
-        "mlp_bias": (0,),
-        "logit_scale": (0,),
-        "one_aux": (0,),
-        "norm_before_residual": (0, 10, 1),
-        "aux_ids": (0, 11, 1),
-        "aux_layer_0": (0, 18),
-        "use_aux_hidden_state": (0, 12),
-        "attention_bias": (0, 16),
-        "norm_before_fc": (0, 18),
-        "mla": (0, 18),
-        "n_aux": (0, 22),
-        "fc_norm": (0, 22),
-        "norm_output": (0, 22),
-        "mla_fc_norm": (0, 23),
-        "mla_norm_output": (0, 22),
-        "qk_norm": (0, 24),
-    },
-    "speculators": dict.fromkeys(
-        (
-            *(
-                "layers",
-                "sliding_window",
-                "trained_embedding",
-                "mlp_bias",
-                "norm_before_residual",
-                "aux_ids",
-                "aux_layer_0",
-                "attention_bias",
-            ),
-            *("norm_before_fc", "n_aux", "fc_norm", "norm_output", "qk_norm", "one_aux", "logit_scale"),
-        ),
-        (0,),
-    ),
+#: feature -> the behaviour of an engine's contract that decides it, and when its value honours the feature. ``mla_`` in front asks the
+#: contract of that draft class; a feature that stands nowhere here is never honoured.
+_BEHAVIOURS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "layers": ("draft_layers", lambda value: value == "any"),
+    "sliding_window": ("sliding_window", lambda value: value == "config"),
+    "trained_embedding": ("embedding", lambda value: value in ("own-if-present", "own-unless-equal")),
+    "one_aux": ("fc_condition", lambda value: value == "always"),
+    "n_aux": ("n_aux", lambda value: value != ["3"]),
+    "aux_ids": ("aux_ids_from", bool),
+    "use_aux_hidden_state": ("use_aux_flag", lambda value: value is True),
+    "norm_before_residual": ("norm_before_residual", lambda value: value == "config"),
+    "norm_before_fc": ("norm_before_fc", bool),
+    "fc_norm": ("fc_norm", lambda value: value == "config"),
+    "norm_output": ("norm_output", lambda value: value == "config"),
+    "fc_bias": ("fc_bias", lambda value: value != "never"),
+    "attention_bias": ("qkv_bias", lambda value: value == "config"),
+    "mlp_bias": ("mlp_bias", lambda value: value == "config"),
+    "mla": ("architectures", lambda value: "mla" in value.values()),
+    "qk_norm": ("architectures", lambda value: "qwen3" in value.values()),
+    "mla_fc_norm": ("fc_norm", lambda value: value == "config"),
+    "mla_norm_output": ("norm_output", lambda value: value == "config"),
+    "mla_norm_before_fc": ("norm_before_fc", bool),
 }
-
-#: first SGLang that reads ``layers.N.*``; older ones know ``midlayer.*`` alone
-_PLAIN_NAMES = (0, 5, 12)
+#: what no behaviour of a contract tells: (engine, feature) -> first release that honours it
+_SINCE = {("vllm", "aux_layer_0"): "0.18.0", ("vllm", "logit_scale"): "0"}
+#: what the speculators format has a key or a tensor for, of whatever version
+_FORMAT = frozenset(
+    (
+        *("layers", "sliding_window", "trained_embedding", "one_aux", "n_aux", "aux_ids", "aux_layer_0", "norm_before_residual"),
+        *("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias", "qk_norm", "logit_scale"),
+    )
+)
 
 _OWN_KEYS = frozenset(
     (
@@ -110,18 +87,31 @@ _COUNTS = {
 _NEEDED = ("hidden_size", "intermediate_size", "num_heads", "vocab_size", "draft_vocab_size")
 
 
+@lru_cache(maxsize=16)
+def _contract(engine: str, version: str | None, draft_class: str) -> Contract:
+    return load_contract(engine, version, draft_class=draft_class)
+
+
 @dataclass(frozen=True, slots=True)
 class Goal:
     """A layout, and the release it is for: None stands for the newest."""
 
     layout: str
-    version: _Version | None = None
+    version: str | None = None
     text: str = ""
 
-    def honours(self, feature: str) -> bool:
-        """Whether this reader acts on a feature."""
-        since = _SINCE[self.layout].get(feature)
-        return since is not None and (self.version is None or self.version >= since)
+    def honours(self, feature: str, draft_class: str = "llama") -> bool:
+        """Whether this reader acts on a feature of a draft of that class."""
+        if self.layout == "speculators":
+            return feature in _FORMAT
+        since = _SINCE.get((self.layout, feature))
+        if since is not None:
+            return self.version is None or versions.at_least(self.version, since)
+        behaviour, honoured = _BEHAVIOURS.get(feature, ("", bool))
+        if not behaviour:
+            return False
+        kind = "mla" if feature.startswith("mla_") else draft_class
+        return honoured(_contract(self.layout, self.version, kind)[behaviour])
 
 
 def parse_goal(text: str) -> Goal:
@@ -136,17 +126,11 @@ def parse_goal(text: str) -> Goal:
         raise UsageError(f"{escaped(text)} is no layout to convert to: known are {known}; an engine may name its release: sglang==0.5.9")
     if not named:
         return Goal(layout, None, text.strip())
-    numbers: list[int] = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits or len(digits) > 6:
-            break
-        numbers.append(int(digits))
-        if digits != part:  # rc, post and dev releases count as the release they belong to
-            break
-    if not numbers:
-        raise UsageError(f"{escaped(text)}: {escaped(version)} is no release; write for example {layout}==0.5.9")
-    return Goal(layout, tuple(numbers), text.strip())
+    try:
+        versions.parse(version)
+    except UsageError:
+        raise UsageError(f"{escaped(text)}: {escaped(version)} is no release; write for example {layout}==0.5.9") from None
+    return Goal(layout, version.strip(), text.strip())
 
 
 def features(checkpoint: Checkpoint, spec: DraftSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -212,7 +196,7 @@ def lacking(checkpoint: Checkpoint, spec: DraftSpec, goal: Goal) -> dict[str, tu
     return {
         feature.removeprefix("mla_") if feature.startswith("mla_") else feature: (why, tensors)
         for feature, why, tensors in features(checkpoint, spec)
-        if not goal.honours(feature)
+        if not goal.honours(feature, "qwen3" if spec.draft_class == "qwen3" else "llama")
     }
 
 
@@ -237,7 +221,7 @@ def plain_names(goal: Goal, spec: DraftSpec) -> bool:
     being read in SpecForge's own meaning, which goes with ``midlayer.*``.
     """
     if goal.version is not None:
-        return goal.version >= _PLAIN_NAMES
+        return "layers.N." in _contract(goal.layout, goal.version, "llama")["layer_names"]
     w = spec.wiring
     return spec.layers_in_file > 1 or spec.n_aux.value not in (None, 3) or w.fc_norm or w.norm_output or w.norm_before_fc
 
@@ -291,7 +275,7 @@ def config_for(checkpoint: Checkpoint, spec: DraftSpec, goal: Goal, places: Mapp
     if not goal.honours("attention_bias") and "attention_bias" in base:
         # there the flag only makes an o_proj.bias, uninitialised where the file has none
         base["attention_bias"] = "layers.0.self_attn.o_proj.bias" in spec.canonical
-    if not goal.honours("mlp_bias") and "mlp_bias" in base:
+    if not goal.honours("mlp_bias", "qwen3" if spec.draft_class == "qwen3" else "llama") and "mlp_bias" in base:
         base["mlp_bias"] = False
     if goal.layout == "sglang" and "fc.bias" in spec.canonical:
         base["bias"] = True
