@@ -139,6 +139,8 @@ def _output(output: Any, place: Path, picture: str) -> list[str]:
         put(place / picture, base64.b64decode(data["image/png"]))
         alt = " ".join(str(about.get("alt", "")).split())
         return [f":::{{figure}} {picture}", f":alt: {alt}", "", html.escape(str(about.get("caption", "")), quote=False), ":::", ""]
+    if output.metadata.get("text/html", {}).get("caption"):
+        return []  # it stands in the figure above
     if "text/html" in data:
         return _fenced("{raw} html", str(data["text/html"]))
     if "text/markdown" in data:
