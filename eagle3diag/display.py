@@ -73,7 +73,7 @@ class Piece:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data for JSON."""
-        return {f.name: plain(value) for f in fields(self) if not callable(value := getattr(self, f.name))}  # type: ignore[arg-type]
+        return {f.name: plain(value) for f in fields(self) if f.repr and not callable(value := getattr(self, f.name))}  # type: ignore[arg-type]
 
 
 def data(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle3diag.errors import CheckpointError, UsageError
+from eagle3diag.report.sample import sample
 from eagle3diag.rules import registry
 from eagle3diag.rules.case import check, make_case
-from eagle3diag.rules.model import Case, Finding, Severity
+from eagle3diag.rules.model import Case, Finding, Severity, Workings
 from eagle3diag.rules.pages import pages, write
 from eagle3diag.rules.registry import CATALOGUE, RULES, SECTIONS, finding, load_all, rule, run
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
@@ -192,3 +196,62 @@ def test_every_code_has_a_page_and_a_line_in_the_index(tmp_path: Path) -> None:
         assert text.startswith(f"# {code}: ")
         assert f"**{one.severity.value}** by default" in text
         assert f"[{code}]({code}.md)" in index
+
+
+def test_what_rules_work_out_is_held_as_long_as_its_inputs_are_the_same() -> None:
+    asked: list[str] = []
+
+    def answer(what: str) -> str:
+        asked.append(what)
+        return what
+
+    kept, one, two = Workings(), object(), object()
+    assert kept.once("a", (one,), lambda: answer("first")) == "first"
+    assert kept.once("a", (one,), lambda: answer("again")) == "first"
+    assert kept.once("a", (two,), lambda: answer("other")) == "other"
+    assert kept.once("b", (two,), lambda: answer("b")) == "b"
+    assert asked == ["first", "other", "b"]
+    with pytest.raises(ZeroDivisionError):
+        kept.once("c", (), lambda: 1 // 0)
+    assert kept.once("c", (), lambda: 1) == 1
+    assert pickle.loads(pickle.dumps(kept)).once("b", (two,), lambda: "anew") == "anew"
+
+
+def test_the_rules_hold_nothing_between_cases() -> None:
+    """No rule module keeps what a case told it: a list or dict of a module that a check changes would."""
+    held = {}
+    for module in [m for n, m in sys.modules.items() if n.startswith("eagle3diag.rules.") and not n.endswith(".registry")]:
+        held |= {
+            f"{module.__name__}.{n}": v for n, v in vars(module).items() if isinstance(v, (list, dict, set)) and not n.startswith("__")
+        }
+    before = {n: len(v) for n, v in held.items()}
+    paths = sample()
+    check(paths.draft, target=paths.target, dump=str(Path(paths.dumps, "sample_0.safetensors")), select=("DMP", "AGR701"))
+    assert {n: len(v) for n, v in held.items()} == before
+
+
+def test_the_dump_is_read_and_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eagle3diag.hidden import scan
+
+    registry.load_all()
+    asked: list[str] = []
+    for code, one in list(registry.RULES.items()):
+        if code.startswith("DMP"):
+            look = one.look
+
+            def counted(case: Case, code: str = code, look: Any = look) -> Any:
+                asked.append(code)
+                return look(case)
+
+            monkeypatch.setitem(registry.RULES, code, replace(one, look=counted))
+    read, real = [], scan.scan
+    monkeypatch.setattr(scan, "scan", lambda dump: (read.append(dump), real(dump))[1])
+    paths = sample()
+    first = check(paths.draft, target=paths.target, dump=paths.dumps, engine="sglang==0.5.9", select=("DMP", "AGR701"))
+    assert sorted(set(asked)) == sorted(asked) != []
+    assert len(read) == 1
+    case = first.case
+    second = check(case.draft, target=case.target, dump=case.dump, engine="vllm", select=("DMP", "AGR701"), like=case)
+    assert sorted(set(asked)) == sorted(asked)
+    assert len(read) == 1
+    assert [o.code for o in second.outcomes] == [o.code for o in first.outcomes]

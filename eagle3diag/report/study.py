@@ -166,6 +166,7 @@ def study(
             "other": second,
             "headers_only": headers_only,
             "log": read,
+            "like": reports[0].case if reports else None,
         }
         reports.append(check(checkpoint, dump=states, **given))
         states = reports[0].case.dump  # opened once

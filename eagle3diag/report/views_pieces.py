@@ -233,7 +233,7 @@ def piece_view(piece: Piece) -> View:
     """The sentence, then every field; of a finding its evidence and remedy as in a report."""
     if _key(piece) == "rules.Finding":
         return _finding_view(piece)
-    rows = [(f.name.rstrip("_"), _text(v)) for f in fields(piece) if not callable(v := getattr(piece, f.name))]  # type: ignore[arg-type]
+    rows = [(f.name.rstrip("_"), _text(v)) for f in fields(piece) if f.repr and not callable(v := getattr(piece, f.name))]  # type: ignore[arg-type]
     named = "".join(f" {c.lower()}" if c.isupper() else c for c in type(piece).__name__).strip()
     return View(title=named[0].upper() + named[1:], summary=_sentence(piece), tables=(table("Fields", ("field", "value"), rows),))
 

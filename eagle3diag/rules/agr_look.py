@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case, Severity
 from eagle3diag.rules.reading import is_eagle3
-from eagle3diag.rules.registry import RULES, NotJudged
+from eagle3diag.rules.registry import RULES, NotJudged, outcome
 
 if TYPE_CHECKING:
     from eagle3diag.draft.agreement import Agreement
@@ -35,11 +35,6 @@ class Look:
     bench: Bench
     agreement: Agreement
     ranked: WiringRanking | None = None
-    compared: ServedAcceptance | None = None
-
-
-#: the last case looked at: the rules of one report ask one after another; a reason stands where there is nothing to look at
-_LAST: list[tuple[Case, Look | str]] = []
 
 
 def look(case: Case) -> Look:
@@ -49,18 +44,19 @@ def look(case: Case) -> Look:
         NotJudged: the dump is at fault, another kind of draft, or too few rows.
         CheckpointError: draft and dump do not fit, or something needed is not there.
     """
-    if not (_LAST and _LAST[0][0] is case):
-        try:
-            found: Look | str = _look(case)
-        except NotJudged as why:
-            found = str(why)
-        except CheckpointError as error:
-            found = f"the draft cannot be run on this dump: {error}"
-        _LAST[:] = [(case, found)]
-    found = _LAST[0][1]
+    found = case.workings.once("draft on the dump", case.measured_on, lambda: _look_or_why(case))
     if isinstance(found, str):
         raise NotJudged(found)
     return found
+
+
+def _look_or_why(case: Case) -> Look | str:
+    try:
+        return _look(case)
+    except NotJudged as why:
+        return str(why)
+    except CheckpointError as error:
+        return f"the draft cannot be run on this dump: {error}"
 
 
 def _look(case: Case) -> Look:
@@ -101,13 +97,8 @@ def _dump_faults(case: Case) -> list[str]:
     """Codes of errors in the dump."""
     out = []
     for code, rule in RULES.items():
-        if not code.startswith("DMP") or not all(case.has(need) for need in rule.needs if "|" not in need):
-            continue
-        try:
-            if any(f.severity is Severity.ERROR for f in rule.look(case)):
-                out.append(code)
-        except (NotJudged, CheckpointError):
-            continue
+        if code.startswith("DMP") and any(f.severity is Severity.ERROR for f in outcome(case, rule).findings):
+            out.append(code)
     return out
 
 
@@ -172,11 +163,9 @@ def served(case: Case) -> ServedAcceptance:
         raise NotJudged(f"{s.contract.label} fails at the first request: {s.fails_later[0]}")
     if s.algorithm == "draft_model":
         raise NotJudged(f"{s.contract.label} would run it as an ordinary draft model, not as EAGLE-3")
-    if at.compared is None:
-        by_file = {file: name for name, file in case.spec.canonical.items()}
-        dropped = {by_file[n] for n, f in s.tensors.items() if f.fate in ("dropped", "skipped") and n in by_file}
-        at.compared = served_acceptance(at.bench, s.wiring, dropped=dropped)
-    return at.compared
+    by_file = {file: name for name, file in case.spec.canonical.items()}
+    dropped = {by_file[n] for n, f in s.tensors.items() if f.fate in ("dropped", "skipped") and n in by_file}
+    return case.workings.once("served", (at, s), lambda: served_acceptance(at.bench, s.wiring, dropped=dropped))
 
 
 def near_chance(agreement: Agreement) -> bool:

@@ -117,6 +117,7 @@ def make_case(
     baseline: float | None = None,
     metrics: Source | Training | None = None,
     headers_only: bool = False,
+    like: Case | None = None,
 ) -> Case:
     """Opens everything once and serves the draft where an engine is known.
 
@@ -132,6 +133,7 @@ def make_case(
         baseline: its tokens per second without a draft.
         metrics: of the training run; ``val_metrics.json`` beside the draft where None.
         headers_only: forbid reading tensor data; always so where a draft is remote.
+        like: a case on the same draft and dump with another engine: what was measured there is not measured again.
 
     Raises:
         CheckpointError: an input cannot be read.
@@ -221,6 +223,7 @@ def make_case(
         training=training,
         headers_only=headers_only or opened.remote or (second is not None and second.remote),
         notes=tuple(notes),
+        **({} if like is None else {"workings": like.workings}),
     )
 
 
@@ -237,6 +240,7 @@ def check(
     baseline: float | None = None,
     metrics: Source | Training | None = None,
     headers_only: bool = False,
+    like: Case | None = None,
     select: Iterable[str] | None = None,
 ) -> Report:
     """``make_case`` and every rule over it; arguments as there.
@@ -267,5 +271,6 @@ def check(
         baseline=baseline,
         metrics=metrics,
         headers_only=headers_only,
+        like=like,
     )
     return run(case, select)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3diag.errors import CheckpointError, escaped
-from eagle3diag.hidden.model import HiddenDump, Slot
+from eagle3diag.hidden.model import Slot
 from eagle3diag.rules.model import Case
 
 if TYPE_CHECKING:
@@ -70,31 +70,29 @@ class Evidence:
         return frozenset(n for r in self.rotated for n in r.samples)
 
 
-#: the last case judged, with its evidence: the rules of one report ask for the same one after another
-_LAST: list[tuple[HiddenDump, object, Evidence]] = []
-
-
 def evidence(case: Case) -> Evidence:
-    """Reads the dump, or remembers.
+    """Reads the dump, once for all rules of a case.
 
     Raises:
         CheckpointError: the target's rows contradict each other.
     """
+    return case.workings.once("evidence of the dump", case.measured_on, lambda: _evidence(case))
+
+
+def _evidence(case: Case) -> Evidence:
     from eagle3diag.hidden.misaligned import alignment
     from eagle3diag.hidden.normchecks import rotated
     from eagle3diag.hidden.scan import scan
     from eagle3diag.hidden.slotchecks import norm_fact
 
     assert case.dump is not None
-    if _LAST and _LAST[0][0] is case.dump and _LAST[0][1] is case.target:
-        return _LAST[0][2]
     seen = scan(case.dump)
     tables = _tables(case)
     norm = None if tables is None else norm_fact(seen, tables)
     status = norm.status if norm is not None and norm.status != "unknown" else case.dump.final_norm
     placed, turned = alignment(seen, tables, normed=status == "post"), rotated(seen, tables)
     elsewhere = {n for r in turned for n in r.samples}  # in another basis nothing fits the tables: DMP609 speaks
-    found = Evidence(
+    return Evidence(
         scan=seen,
         tables=tables,
         norm=norm,
@@ -103,8 +101,6 @@ def evidence(case: Case) -> Evidence:
         alignment=replace(placed, found=tuple(m for m in placed.found if m.kind != "foreign" or m.sample not in elsewhere)),
         rotated=turned,
     )
-    _LAST[:] = [(case.dump, case.target, found)]
-    return found
 
 
 def _depth(case: Case, scan: DumpScan, tables: TargetTables | None, normed: bool) -> Depth | None:

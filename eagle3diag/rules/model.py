@@ -6,10 +6,10 @@ neither counts as passed. The verdict: ``broken`` (an error), ``suspect`` (a war
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from eagle3diag.display import Piece, Shown, data
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that 
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.serving.model import ServingLog, Training
 
-__all__ = ["Case", "Finding", "Outcome", "Report", "Severity"]
+__all__ = ["Case", "Finding", "Outcome", "Report", "Severity", "Workings"]
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -70,6 +72,34 @@ class Finding(Piece):
         )
 
 
+class Workings:
+    """What rules worked out on the way, so that one does not repeat what another did: a dump read, a draft run on it.
+
+    It lives as long as the case it belongs to, and holds one answer a question: the last, with what it depends on.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[tuple[object, ...], Any]] = {}
+
+    def once(self, question: str, of: tuple[object, ...], answer: Callable[[], T]) -> T:
+        """The answer held, where it was given on the same inputs; else it is worked out.
+
+        Args:
+            question: a name.
+            of: everything the answer depends on.
+        """
+        held = self._held.get(question)
+        if held is None or not all(a is b or a == b for a, b in zip(held[0], of, strict=True)):
+            held = self._held[question] = (of, answer())
+        done: T = held[1]
+        return done
+
+    def __reduce__(self) -> tuple[type[Workings], tuple[()]]:
+        return Workings, ()  # a copy of a case works it out again
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Case(Piece):
     """What the user handed in, opened and normalised once. Rules look at nothing else.
@@ -78,7 +108,8 @@ class Case(Piece):
     there without samples and with the reason among its issues (DMP601). ``headers_only`` forbids reading tensor data. ``log`` is what a
     server printed, ``control`` the same server's log with another draft, ``baseline`` its tokens per second without one, ``training`` what
     the training run says of this draft. ``notes`` say what was assumed on the way (the newest version on record, an engine taken from
-    the launch line). Where a log alone is judged there is no draft: ``draft`` is an empty checkpoint then.
+    the launch line). ``workings`` is what rules found out on the way. Where a log alone is judged there is no draft: ``draft`` is
+    an empty checkpoint then.
     """
 
     draft: Checkpoint
@@ -94,6 +125,12 @@ class Case(Piece):
     control: ServingLog | None = None
     baseline: float | None = None
     training: Training | None = None
+    workings: Workings = field(default_factory=Workings, compare=False, repr=False)
+
+    @property
+    def measured_on(self) -> tuple[object, ...]:
+        """What everything about the dump and the draft on it depends on; the engine is not among it."""
+        return self.draft, self.spec, self.dump, self.target
 
     def has(self, need: str) -> bool:
         """Whether the evidence ``need`` (draft, values, target, engine, launch, other, dump, dump-file, log, baseline, metrics) is there.

@@ -195,6 +195,29 @@ def _chosen(select: Iterable[str] | None) -> list[Rule]:
     return [r for r in RULES.values() if any(r.code.startswith(s) for s in wanted)]
 
 
+def outcome(case: Case, chosen: Rule) -> Outcome:
+    """What one rule makes of a case; a rule on the dump alone is asked once, though rules on the draft ask for its outcome too."""
+    if chosen.code.startswith("DMP"):
+        return case.workings.once(chosen.code, (*case.measured_on, chosen), lambda: _outcome(case, chosen))
+    return _outcome(case, chosen)
+
+
+def _outcome(case: Case, chosen: Rule) -> Outcome:
+    why = _lacking(case, chosen.needs)
+    if why:
+        return Outcome(code=chosen.code, status="skipped", why=why)
+    try:
+        found = tuple(chosen.look(case))
+    except NotJudged as little:
+        return Outcome(code=chosen.code, status="skipped", why=str(little))
+    except CheckpointError as error:  # data behind a sound header that cannot be read: KEY210 says so, this rule judged nothing
+        return Outcome(code=chosen.code, status="skipped", why=f"could not read what it judges: {error}")
+    except Exception as error:  # a bug in one rule must not hide the other findings
+        why = f"the rule crashed, nothing was judged: {type(error).__name__}: {escaped(error, 160)}"
+        return Outcome(code=chosen.code, status="crashed", why=why)
+    return Outcome(code=chosen.code, status="ran", findings=found)
+
+
 def run(case: Case, select: Iterable[str] | None = None) -> Report:
     """Runs the rules over a case.
 
@@ -211,19 +234,5 @@ def run(case: Case, select: Iterable[str] | None = None) -> Report:
     load_all()
     outcomes = []
     for chosen in _chosen(select):
-        why = _lacking(case, chosen.needs)
-        if why:
-            outcomes.append(Outcome(code=chosen.code, status="skipped", why=why))
-            continue
-        try:
-            found = tuple(chosen.look(case))
-        except NotJudged as little:
-            outcomes.append(Outcome(code=chosen.code, status="skipped", why=str(little)))
-        except CheckpointError as error:  # data behind a sound header that cannot be read: KEY210 says so, this rule judged nothing
-            outcomes.append(Outcome(code=chosen.code, status="skipped", why=f"could not read what it judges: {error}"))
-        except Exception as error:  # a bug in one rule must not hide the other findings
-            why = f"the rule crashed, nothing was judged: {type(error).__name__}: {escaped(error, 160)}"
-            outcomes.append(Outcome(code=chosen.code, status="crashed", why=why))
-        else:
-            outcomes.append(Outcome(code=chosen.code, status="ran", findings=found))
+        outcomes.append(outcome(case, chosen))
     return Report(case=case, outcomes=tuple(outcomes))
