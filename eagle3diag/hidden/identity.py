@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import CheckpointError
 from eagle3diag.hidden.model import HiddenDump, NormStatus, Sample, Slot
-from eagle3diag.hidden.rowstats import one_thread
+from eagle3diag.hidden.rowstats import one_thread, shared_beginning
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 __all__ = ["DumpComparison", "SlotMatch", "compare"]
@@ -198,7 +197,7 @@ def _pairs(a: HiddenDump, b: HiddenDump) -> Iterator[_Pair]:
         best, found = _LEAST_COMMON - 1, None
         for i, sample in enumerate(kept):
             for skip_a, skip_b in ((0, 0), (1, 0), (0, 1)):
-                n = _common(sample.token_ids[skip_a:], other.token_ids[skip_b:]) if i not in used else 0
+                n = shared_beginning(sample.token_ids[skip_a:], other.token_ids[skip_b:]) if i not in used else 0
                 if n > best:
                     best, found = n, (i, skip_a, skip_b)
         if found is not None:
@@ -212,12 +211,6 @@ def _pairs(a: HiddenDump, b: HiddenDump) -> Iterator[_Pair]:
 def _cut(sample: Sample, most: int) -> Sample:
     rows = min([most, len(sample.token_ids), *(len(v) for v in sample.states.values())])
     return Sample(name=sample.name, token_ids=sample.token_ids[:rows], states={k: v[:rows].clone() for k, v in sample.states.items()})
-
-
-def _common(x: torch.Tensor, y: torch.Tensor) -> int:
-    n = min(len(x), len(y))
-    differ = (x[:n] != y[:n]).nonzero()
-    return int(differ[0]) if len(differ) else n
 
 
 def _near(pairs: Sequence[_Pair], x: Slot, y: Slot, shift: int) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from eagle3diag.hidden.alignment import Scores, Tables, identity_scores, lookup_scores, prediction_scores
 from eagle3diag.hidden.model import Slot
-from eagle3diag.hidden.rowstats import one_thread
+from eagle3diag.hidden.rowstats import one_thread, shared_beginning
 from eagle3diag.hidden.scan import DumpScan, Probe
 
 if TYPE_CHECKING:
@@ -201,18 +201,13 @@ def _at(p: Probe, tokens: Tensor, role: _Role, common: int) -> float | None:
     return s.now if s.by_shift else None
 
 
-def _common(a: Tensor, b: Tensor) -> int:
-    """Length of the shared beginning."""
-    n = min(len(a), len(b))
-    differ = (a[:n] != b[:n]).nonzero()
-    return int(differ[0]) if len(differ) else n
-
-
 def _swapped(scan: DumpScan, role: _Role) -> list[Misaligned]:
     probes = scan.probes
     if len(probes) < 2:
         return []
-    start = {p.name: min(max(_common(p.token_ids, q.token_ids) for q in probes if q is not p), len(p.token_ids) // 2) for p in probes}
+    start = {
+        p.name: min(max(shared_beginning(p.token_ids, q.token_ids) for q in probes if q is not p), len(p.token_ids) // 2) for p in probes
+    }
     own = {p.name: _at(p, p.token_ids, role, start[p.name]) for p in probes}
     scores = sorted(v for v in own.values() if v is not None)
     if not scores:
@@ -225,7 +220,7 @@ def _swapped(scan: DumpScan, role: _Role) -> list[Misaligned]:
             continue
         best, name = 0.0, ""
         for q in probes:
-            common = _common(p.token_ids, q.token_ids)
+            common = shared_beginning(p.token_ids, q.token_ids)
             there = None if q is p else _at(p, q.token_ids, role, common)
             here = None if there is None else _at(p, p.token_ids, role, common)
             if there is not None and here is not None and there > best and there >= _SURE and here < 0.6 * there:

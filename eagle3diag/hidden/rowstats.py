@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["RowStats", "one_thread", "pieces", "row_kurtosis", "row_stats"]
+__all__ = ["RowStats", "one_thread", "pieces", "row_kurtosis", "row_stats", "shared_beginning"]
 
 _PIECE = 1 << 17  #: elements per step
 
@@ -118,3 +118,14 @@ def row_kurtosis(states: Tensor) -> torch.Tensor:
         squares = d * d
         out[first : first + len(x)] = (squares * squares).mean(-1) / squares.mean(-1).square()
     return out
+
+
+def shared_beginning(a: Tensor, b: Tensor) -> int:
+    """How many leading tokens two samples share.
+
+    Args:
+        a, b: [tokens] int64.
+    """
+    n = min(len(a), len(b))
+    differ = (a[:n] != b[:n]).nonzero()
+    return int(differ[0]) if len(differ) else n

@@ -49,84 +49,19 @@ def dumps(value: Any) -> str:
     return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
-def draft(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
-    """The draft in a few facts, as ``check`` shows it."""
-    return {
-        "path": checkpoint.path,
-        "form": checkpoint.form,
-        "files": list(checkpoint.files),
-        "configs": [c.file for c in checkpoint.configs],
-        "tensors": len(checkpoint.tensors),
-        "bytes": checkpoint.bytes_total,
-        "dialect": spec.dialect.to_dict(),
-        "algorithm": spec.algorithm,
-        "aux": spec.aux.to_dict(),
-    }
-
-
 def inspected(checkpoint: Checkpoint, spec: DraftSpec) -> dict[str, Any]:
     """The JSON shape of ``inspect``: the draft, then its files."""
     return {"schema": SCHEMA, **spec.to_dict(), **checkpoint.to_dict()}
 
 
 def checked(report: Report, explanation: Explanation | None = None) -> dict[str, Any]:
-    """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed, and what was assumed; with a log also that.
-
-    Args:
-        report: of a draft, or of a log alone, which has no ``draft``, ``engine`` and ``target`` then.
-        explanation: of the log's number.
-    """
+    """The JSON shape of ``check``: the report, and with a log what explains its number."""
     body = report.to_dict()
-    case = report.case
-    engine = None
-    if case.served is not None:
-        contract = case.served.contract
-        engine = {
-            "label": contract.label,
-            "engine": contract.engine,
-            "version": contract.asked,
-            "contract": contract.version,
-            "runner": contract.runner,
-            "origin": contract.origin,
-        }
-    alone = not case.has("draft")
-    about: dict[str, Any] = (
-        {}
-        if alone
-        else {
-            "draft": draft(case.draft, case.spec),
-            "engine": engine,
-            "target": None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value},
-            "headers_only": case.headers_only,
-        }
-    )
-    return {
-        "schema": SCHEMA,
-        "verdict": body["verdict"],
-        **about,
-        **_logged(report, explanation),
-        "findings": body["findings"],
-        "skipped": [{"code": o.code, "why": o.why, "status": o.status} for o in report.skipped],
-        "passed": body["passed"],
-        "notes": body["notes"],
-    }
-
-
-def _logged(report: Report, explanation: Explanation | None) -> dict[str, Any]:
-    """What a log adds; nothing without one."""
-    case = report.case
-    if case.log is None:
-        return {}
-    from eagle3diag.serving.payoff import payoff
-
-    pay = payoff(case.log, case.baseline) if case.baseline is not None else None
-    return {
-        "log": case.log.to_dict(),
-        "control": None if case.control is None else case.control.to_dict(),
-        "training": None if case.training is None else case.training.to_dict(),
-        "payoff": None if pay is None else pay.to_dict(),
-        "explanation": None if explanation is None else explanation.to_dict(),
-    }
+    if report.case.log is None:
+        return body
+    told = {"explanation": None if explanation is None else explanation.to_dict()}
+    first = list(body).index("findings")
+    return {**dict(list(body.items())[:first]), **told, **dict(list(body.items())[first:])}
 
 
 def served(one: ServedDraft, acceptance: EngineAcceptance | None = None) -> dict[str, Any]:

@@ -188,14 +188,66 @@ class Report(Shown):
         return ("broken", "suspect", "healthy")[worst]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON shape of ``check``; the draft's summary is added by ``report``."""
+        """The JSON shape of ``check``: verdict, draft, engine, findings, skipped, passed, and what was assumed; with a log also that.
+
+        Of a log alone there is no ``draft``, ``engine`` and ``target``.
+        """
+        case = self.case
+        about = {"draft": _draft(case), "engine": _engine(case), "target": _target(case), "headers_only": case.headers_only}
         return data(
             {
                 "schema": 1,
                 "verdict": self.verdict,
+                **(about if case.has("draft") else {}),
+                **_logged(case),
                 "findings": [f.to_dict() for f in self.findings],
-                "skipped": [{"code": o.code, "why": o.why} for o in self.skipped],
-                "notes": list(self.case.notes),
+                "skipped": [{"code": o.code, "why": o.why, "status": o.status} for o in self.skipped],
                 "passed": [o.code for o in self.outcomes if o.status == "ran" and not o.findings],
+                "notes": list(case.notes),
             }
         )
+
+
+def _draft(case: Case) -> dict[str, Any]:
+    """The draft in a few facts."""
+    draft, spec = case.draft, case.spec
+    return {
+        "path": draft.path,
+        "form": draft.form,
+        "files": list(draft.files),
+        "configs": [c.file for c in draft.configs],
+        "tensors": len(draft.tensors),
+        "bytes": draft.bytes_total,
+        "dialect": spec.dialect.to_dict(),
+        "algorithm": spec.algorithm,
+        "aux": spec.aux.to_dict(),
+    }
+
+
+def _engine(case: Case) -> dict[str, Any] | None:
+    if case.served is None:
+        return None
+    contract = case.served.contract
+    return {
+        "label": contract.label,
+        "engine": contract.engine,
+        "version": contract.asked,
+        "contract": contract.version,
+        "runner": contract.runner,
+        "origin": contract.origin,
+    }
+
+
+def _target(case: Case) -> dict[str, Any] | None:
+    return None if case.target is None else {"path": case.target.path, "architecture": case.target.architecture.value}
+
+
+def _logged(case: Case) -> dict[str, Any]:
+    """What a log adds; nothing without one."""
+    if case.log is None:
+        return {}
+    from eagle3diag.serving.payoff import payoff
+
+    pay = payoff(case.log, case.baseline) if case.baseline is not None else None
+    parts = {"log": case.log, "control": case.control, "training": case.training, "payoff": pay}
+    return {name: None if part is None else part.to_dict() for name, part in parts.items()}
