@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return value + 0.0 if math.isfinite(value) else str(value)  # minus zero is zero
     if isinstance(value, Mapping):
         return data(value)
     if isinstance(value, (list, tuple)):

@@ -511,3 +511,38 @@ def test_a_draft_tells_fused_states_apart(tmp_path: Path) -> None:
     found = opened(str(draft), str(tmp_path / "data_0.pt")).dump
     assert found.hidden == HIDDEN
     assert len(found.aux) == 3
+
+
+def test_what_is_measured_is_opened_as_a_check_opens_it(tmp_path: Path) -> None:
+    from eagle3diag.errors import CheckpointError
+    from eagle3diag.rules.case import make_case
+
+    paths = sample()
+    one, case = opened(), make_case(paths.draft, target=paths.target, dump=paths.dumps)
+    assert (one.spec, one.dump.slots, one.dump.hidden) == (case.spec, case.dump.slots, case.dump.hidden)  # type: ignore[union-attr]
+    (tmp_path / "data_0.pt").write_bytes(b"not a dump")
+    assert make_case(paths.draft, dump=str(tmp_path)).dump.issues  # type: ignore[union-attr]
+    with pytest.raises(CheckpointError, match="data_0"):
+        opened(paths.draft, str(tmp_path))
+
+
+def test_a_study_of_several_engines_opens_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eagle3diag.checkpoint import open as opening
+
+    read, real = [], opening.open_checkpoint
+    monkeypatch.setattr(opening, "open_checkpoint", lambda path: (read.append(path), real(path))[1])
+    paths = sample()
+    done = study(paths.draft, None, "sglang==0.5.9, sglang, vllm", headers_only=True)
+    assert read == [paths.draft]
+    assert all(r.case.draft is done.checkpoint for r in done.reports)
+
+
+def test_what_the_dump_could_have_shown_is_told_even_where_something_is_found() -> None:
+    assert "better by 0.05 nats a token (tried: 63)" in text.render(ranking())
+    assert "could have shown" not in text.render(ranking(smallest=math.inf))
+
+
+def test_minus_zero_is_zero() -> None:
+    level = replace(served(JOINT, ""), tokens=Effect(mean=0.0, se=0.0, z=0.0, rows=9, blocks=1))
+    assert str(level.to_dict()["loss"]) == "0.0"
+    assert "-0.0" not in jsonout.dumps({"loss": -0.0})

@@ -71,7 +71,8 @@ figcaption { color: var(--faint); }
 
 
 #: the one line a notebook cell brings along: JupyterLab sets tables flush right, which words cannot be read in
-CELL_STYLE = "<style>.e3d .wide table th, .e3d .wide table td, .e3d .wide table caption { text-align: left; vertical-align: top; }</style>\n"
+CELL_STYLE = """<style>.e3d .wide table :is(caption, th, td) { text-align: left; vertical-align: top; }</style>
+"""
 
 _SHORT = 16
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Shown, data
-from eagle3diag.errors import UsageError
+from eagle3diag.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -110,9 +110,7 @@ def opened(draft: str | None = None, dump: str | None = None, target: str | None
         CheckpointError: an input cannot be read.
         UsageError: a draft without a dump, or no sample here.
     """
-    from eagle3diag.checkpoint.open import open_checkpoint
-    from eagle3diag.checkpoint.spec import draft_spec, resolved, state_width
-    from eagle3diag.hidden.dumps import open_dump
+    from eagle3diag.rules.case import make_case
 
     if draft is None:
         from eagle3diag.report.sample import sample
@@ -121,11 +119,8 @@ def opened(draft: str | None = None, dump: str | None = None, target: str | None
         draft, target, dump = paths.draft, target or paths.target, dump or paths.dumps
     if dump is None:
         raise UsageError("no dump given: name a file or folder of the target's hidden states")
-    checkpoint = open_checkpoint(draft)
-    spec, aim = draft_spec(checkpoint), None
-    if target is not None:
-        from eagle3diag.checkpoint.target import open_target
-
-        aim = open_target(target)
-        spec = resolved(spec, aim.num_layers.value)
-    return Opened(checkpoint=checkpoint, spec=spec, dump=open_dump(dump, hidden=state_width(spec, aim)), target=aim)
+    case = make_case(draft, target=target, dump=dump)
+    assert case.dump is not None
+    if case.dump.format == "unknown":  # a check says so as a finding; nothing can be measured on it
+        raise CheckpointError(case.dump.issues[0].message)
+    return Opened(checkpoint=case.draft, spec=case.spec, dump=case.dump, target=case.target)

@@ -140,7 +140,6 @@ def study(
         UsageError: an engine or the launch line makes no sense.
     """
     from eagle3diag.checkpoint.open import open_checkpoint
-    from eagle3diag.checkpoint.target import open_target
     from eagle3diag.rules.case import check
 
     if draft is None:
@@ -148,8 +147,6 @@ def study(
 
         paths = sample()
         draft, target = paths.draft, target or paths.target
-    checkpoint = open_checkpoint(draft)
-    aim = None if target is None else open_target(target)
     second = None if other is None else open_checkpoint(other)
     read = None
     if log is not None:
@@ -157,10 +154,9 @@ def study(
 
         read = opened_log(log)
     reports: list[Report] = []
-    states: Any = dump
+    opened: dict[str, Any] = {"draft": draft, "target": target, "dump": dump}
     for engine in _engines(engines, launch, read):
         given: dict[str, Any] = {
-            "target": aim,
             "engine": engine,
             "launch": launch,
             "other": second,
@@ -168,19 +164,20 @@ def study(
             "log": read,
             "like": reports[0].case if reports else None,
         }
-        reports.append(check(checkpoint, dump=states, **given))
-        states = reports[0].case.dump  # opened once
+        reports.append(check(**opened, **given))
+        first = reports[0].case
+        opened = {"draft": first.draft, "target": first.target, "dump": first.dump}  # once for all engines
     changes = None
     if second is not None:
         from eagle3diag.weights.diff import diff
 
-        changes = diff(checkpoint, second, values=not headers_only)
-    found = Study(checkpoint=checkpoint, spec=reports[0].case.spec, target=aim, reports=tuple(reports), other=second, diff=changes)
+        changes = diff(first.draft, second, values=not headers_only)
+    found = Study(checkpoint=first.draft, spec=first.spec, target=first.target, reports=tuple(reports), other=second, diff=changes)
     if read is not None:
         from eagle3diag.rules.explain import explain
 
         found = replace(found, explanations=tuple(e for e in map(explain, reports) if e is not None))
-    return found if states is None else _measured(found, states)
+    return found if first.dump is None else _measured(found, first.dump)
 
 
 def _measured(study: Study, dump: HiddenDump) -> Study:

@@ -153,6 +153,7 @@ def ranking_view(ranking: WiringRanking) -> View:
     elif found is None:
         summary = f"nothing can be said: {rows_read} are too few to tell wirings apart"
     else:
+        shown = f"{rows_read} could have shown one better by {figure_text(ranking.smallest, 2)} nats a token (tried: {ranking.tried:,})"
         gain = f"{figure_text(-found.effect.mean, 3)} nats likelier (z {abs(found.effect.z):.1f})"
         lengths = f"{_last(found.expected_length, ranking.steps)} in place of {here_length}"
         summary = f"another wiring fits this dump better: {found.name}. It makes the target's tokens {gain}; expected length {lengths}"
@@ -187,6 +188,7 @@ def ranking_view(ranking: WiringRanking) -> View:
         ),
         notes=(
             *alike,
+            *((f"How fine this dump measures: {shown}.",) if found and math.isfinite(ranking.smallest) else ()),
             *(("Next: give the engine or the export this wiring, or mend what departs from it, and measure again.",) if found else ()),
             "Wirings of one group cannot be told apart by this dump. p is corrected for the number of wirings tried. One that fell clearly "
             "behind was not run on further samples.",
