@@ -28,7 +28,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 def judged(w: torch.Tensor) -> Freshness:
     """As a scan does it: rows and columns spread over the matrix, the extreme of the whole."""
     part = w[spread(w.shape[0], ROWS)][:, spread(w.shape[1], COLUMNS)]
-    return freshness(part, abs_max=float(w.abs().max()), count=w.numel())
+    whole = w[spread(w.shape[0], ROWS)] if w.shape[0] <= w.shape[1] else None
+    return freshness(part, abs_max=float(w.abs().max()), count=w.numel(), whole=whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -251,3 +252,60 @@ def test_relations() -> None:
     assert relation(table[torch.randperm(400, generator=g)], table).kind == "unrelated"
     assert relation(torch.randn(400, 96, generator=g), table).kind == "unrelated"
     assert relation(torch.zeros(400, 96), table).kind == "unknown"
+
+
+# ------------------------------------------------------------------ orthogonal_, the one initialiser without independent elements
+
+
+def orthogonal(*shape: int, gain: float = 1.0, seed: int = 5) -> torch.Tensor:
+    return torch.nn.init.orthogonal_(torch.empty(shape), gain, generator=generator(seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 64), (64, 192), (576, 576), (576, 1728), (256, 5000)])
+def test_an_orthogonal_start_is_fresh(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for gain in (1.0, 0.5):
+        found = judged(orthogonal(*shape, gain=gain).to(dtype))
+        assert (found.verdict, found.law) == ("fresh", "orthogonal"), found.why
+        assert found.near, found.z
+        assert found.strength < 0.2
+        assert origin(found, shape) == "nn.init.orthogonal_" + ("" if gain == 1.0 else " with gain 0.5")
+
+
+def test_a_tall_orthogonal_start_cannot_be_told() -> None:
+    assert judged(orthogonal(1728, 576)).law == ""
+
+
+@pytest.mark.parametrize("step", [1e-3, 3e-4])
+def test_one_step_of_training_ends_it(step: float) -> None:
+    g = generator(4)
+    for shape in ((64, 192), (576, 1728)):
+        start = orthogonal(*shape)
+        moved = start + step * torch.randn(shape, generator=g).sign()  # the first step of Adam
+        assert judged(moved.to(torch.bfloat16)).law == ""
+        assert (
+            judged(start + 0.1 * torch.outer(torch.randn(shape[0], generator=g), torch.randn(shape[1], generator=g))).verdict == "trained"
+        )
+
+
+def test_what_is_perpendicular_by_other_means_is_not_a_start() -> None:
+    g = generator(6)
+    x = torch.randn(256, 768, generator=g)
+    for _ in range(5):  # what Muon leaves after its first step: singular values between 0.7 and 1.2
+        x = x / x.norm() if _ == 0 else x
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    assert judged(x * 0.02).law == ""
+    assert judged(torch.eye(64).repeat(1, 3)).law == ""  # a fusion layer that adds its states
+    tilted = orthogonal(256, 768) * (1 + 0.05 * torch.rand(256, 1, generator=g))  # rows of several lengths
+    assert judged(tilted).law == ""
+
+
+def test_nothing_trained_has_perpendicular_rows() -> None:
+    sample = open_checkpoint(str(SAMPLE / "draft"))
+    for name in sample.tensors:
+        found = scan(sample, name)
+        assert found is None or all(f.law != "orthogonal" for f in found.fresh.values())
+    for seed in range(3):
+        for w in honest_training(48, 40, seed=seed).values():
+            assert w.ndim < 2 or judged(w).law != "orthogonal"

@@ -177,6 +177,18 @@ def test_one_matrix_of_the_real_draft(tmp_path: Path, law: str) -> None:
         assert name in found.title
 
 
+@pytest.mark.parametrize("gain", [1.0, 0.3])
+def test_an_orthogonal_matrix_of_the_real_draft(tmp_path: Path, gain: float) -> None:
+    tensors, config = sample()
+    for i, name in enumerate(n for n, v in tensors.items() if v.ndim == 2 and v.shape[0] <= v.shape[1]):
+        v = tensors[name]
+        fresh = torch.nn.init.orthogonal_(torch.empty(v.shape), gain, generator=generator(i)).to(v.dtype)
+        found = only(report_of(tmp_path / str(i), tensors | {name: fresh}, config), "VAL303")
+        assert found.severity == "error"
+        assert name in found.title
+        assert "nn.init.orthogonal_" in found.title
+
+
 def test_every_matrix_of_the_real_draft_at_once(tmp_path: Path) -> None:
     tensors, config = sample()
     fresh = {n: INITIALISERS["nn.Linear"][0]((v.shape[0], v.shape[1]), generator(5)).to(v.dtype) for n, v in tensors.items() if v.ndim == 2}

@@ -185,7 +185,8 @@ def fresh(case: Case) -> Iterator[Finding]:
     (the eigenvalue within -8 and 9) for a matrix to count as fresh: any initialiser, scale, dtype and shape passes, nothing well trained
     does. Of 11,772 simulated initialisations from 16 x 512 to 8192 x 2048 none left these limits; the least conspicuous matrix of a
     draft trained on as little as 58,400 tokens has its eigenvalue at 1,100. Up to 1,024 rows and 4,096 columns spread over the matrix
-    are looked at; fewer than 4,096 elements are not judged.
+    are looked at; fewer than 4,096 elements are not judged. `orthogonal_` alone draws no independent elements: it is known by rows that
+    are perpendicular and of one length but for rounding, in matrices no taller than wide.
     After a training of a few dozen steps a matrix may still look fresh, so the surroundings decide. One among trained ones is an error
     where those are far from noise (median strength of 2: singular value three times the noise edge, or row norms that vary by 30 %, or
     excess kurtosis 2); where they are not, it is a warning if its law and scale are those of a known initialiser to half a per cent, else

@@ -187,8 +187,11 @@ def scan(checkpoint: Checkpoint, name: str, *, parts: Mapping[str, tuple[int, in
         for label, chosen in wanted.items():
             at = 0 if len(wanted) == 1 else order.index(chosen[0])
             picked = kept[at : at + len(chosen)]
+            whole = picked if max(chosen) - min(chosen) < kept.shape[1] else None
             picked = picked if len(columns) == kept.shape[1] else picked[:, columns]
-            fresh[label] = freshness(picked, abs_max=largest if len(wanted) == 1 else None, count=info.numel if len(wanted) == 1 else None)
+            alone = len(wanted) == 1
+            most, number = (largest, info.numel) if alone else (None, None)
+            fresh[label] = freshness(picked, abs_max=most, count=number, whole=whole)
     return Scan(
         info=info,
         nan=nan,
