@@ -24,8 +24,8 @@ _SPEC = re.compile(rb"SpeculativeConfig\(([^)\n]{1,4000})\)")
 _VERSIONS = (
     ("vllm", re.compile(rb"vLLM API server version v?(\d[\w.+]*)")),
     ("vllm", re.compile(rb"(?:LLM engine|LLM Engine) \(v(\d[\w.+]*)\)")),
-    ("vllm", re.compile(rb"\bvllm[=/ ]{1,2}v?(\d+\.\d+\.\d+[\w.+]*)", re.I)),
-    ("sglang", re.compile(rb"\bsglang(?:\[\w+\])?[=/: -]{1,2}v?(\d+\.\d+\.\d+[\w.]*)", re.I)),
+    ("vllm", re.compile(rb"\bvllm(?:-openai)?(?:[ _-]version)?['\"]?[=/: -]{1,12}['\"]?v?(\d+\.\d+\.\d+[\w.+]*)", re.I)),
+    ("sglang", re.compile(rb"\bsglang(?:\[\w+\])?(?:[ _-]version)?['\"]?[=/: -]{1,12}['\"]?v?(\d+\.\d+\.\d+[\w.]*)", re.I)),
 )
 _COMMAND = re.compile(
     rb"(?:^|\n)[+$# ]*((?:[A-Z_0-9]+=\S+ )*(?:\S*python3? -m (?:sglang\.launch_server|vllm\.entrypoints\S*)|\S*vllm serve|sglang serve) "
