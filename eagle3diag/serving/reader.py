@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HEAD", "Block", "blocks", "log_files", "matching", "plain"]
+__all__ = ["HEAD", "Block", "blocks", "log_files", "matching", "plain", "wide_code"]
 
 CHUNK = 1 << 19
 HEAD = 4 << 20  #: bytes of each file that are looked at whole
@@ -33,7 +33,16 @@ _BACK = 700  # bytes looked at before a script's line for the lines that belong 
 _SHORT = 120  # bytes; a script's line is no longer
 _ENOUGH = 4 << 20  # bytes of matching lines before which their throughput is looked for too
 
+_PACKED = (
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+    (b"\xfd7zX", "xz", "xz -d"),
+    (b"BZh", "bzip2", "bzip2 -d"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)
+
 _ANSI = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+_DIGIT = re.compile(rb"\d")
+_BEGINNING = 8  # bytes by which the beginnings of two lines are compared
 _NUMBERED = re.compile(r"\.(\d{1,6})(?:\.gz)?$")
 
 
@@ -79,13 +88,26 @@ def _open(path: str) -> IO[bytes]:
         import gzip
 
         return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    wide = wide_code(start)
+    if wide:
         import codecs
 
-        return cast("IO[bytes]", codecs.EncodedFile(cast(Any, raw), "utf-8", "utf-16", "replace"))
-    if start == b"\x28\xb5\x2f\xfd":
-        raise UsageError(f"{escaped(path, 200)}: packed with zstd; unpack it first (zstd -d), or pack it with gzip")
+        return cast("IO[bytes]", codecs.EncodedFile(cast(Any, raw), "utf-8", wide, "replace"))
+    packed = next((p for p in _PACKED if start.startswith(p[0])), None)
+    if packed is not None:
+        raise UsageError(f"{escaped(path, 200)}: packed with {packed[1]}; unpack it first ({packed[2]}), or pack it with gzip")
     return raw
+
+
+def wide_code(start: bytes) -> str | None:
+    """Which UTF-16 a text begins in (a redirect in PowerShell), None for anything else."""
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if len(start) >= 4 and start[0] and start[2] and not start[1] and not start[3]:
+        return "utf-16-le"
+    if len(start) >= 4 and not start[0] and not start[2] and start[1] and start[3]:
+        return "utf-16-be"
+    return None
 
 
 def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Block]:
@@ -98,8 +120,8 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
         UsageError: a file is packed in a way that is not read.
     """
     notes = notes if notes is not None else []
-    buffer = bytearray(_LONGEST + CHUNK)
-    view, kept = memoryview(buffer), 0
+    buffer = bytearray(_LONGEST + CHUNK + 1)
+    view, kept, first = memoryview(buffer), 0, b""
     held: list[bytes] = []
     holds = given = 0
     for number, file in enumerate(files):
@@ -115,6 +137,13 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
                     n = 0
                 if not n:
                     break
+                if not seen:
+                    if kept and first and _shape(view[kept : kept + min(n, len(first))]) == first:
+                        # the file before ends without a line break, and yet this one begins with a line
+                        buffer[kept + 1 : kept + 1 + n] = buffer[kept : kept + n]
+                        buffer[kept] = 10
+                        kept += 1
+                    first = first or _shape(view[kept : kept + min(n, _BEGINNING)])
                 head, seen, total = seen < HEAD, seen + n, kept + n
                 end = buffer.rfind(b"\n", 0, total) + 1
                 if not end:
@@ -133,6 +162,11 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
             held, holds = [], 0
     if kept:
         yield Block(plain(bytes(view[:kept])), True, True, len(files) - 1)
+
+
+def _shape(data: memoryview) -> bytes:
+    """How a line begins, digits alike."""
+    return _DIGIT.sub(b"0", bytes(data))
 
 
 def _into(stream: Any, view: memoryview) -> int:
