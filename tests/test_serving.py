@@ -294,6 +294,14 @@ def test_a_log_as_good_as_the_dump_speaks_for_the_wiring(sample: dict[str, str])
     assert found.compared.own.compatible
 
 
+def test_a_log_that_does_not_tell_its_chain_is_not_easier_than_the_dump(sample: dict[str, str], tmp_path: Path) -> None:
+    lines = [sglang_line(i, 1.47 + 0.02 * (i % 3), None) for i in range(60)]
+    found = explain(check(**sample, log=written(tmp_path, lines), select=("SRV", "AGR707")))
+    assert found is not None
+    assert found.causes[0].kind == "weak"
+    assert any("does not tell its own" in words for words in found.causes[0].for_)
+
+
 def test_a_log_far_below_the_dump_is_explained_by_wirings(sample: dict[str, str], tmp_path: Path) -> None:
     lines = [vllm_line(i, 400, 40, (0.08, 0.016, 0.004)) for i in range(6)]
     report = check(**sample, log=written(tmp_path, lines), select=("SRV",))
