@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open_log", "read_bytes"]
 
+_VLLM = "vLLM SpecDecoding line"
 _DOCUMENT = 256 << 20  # bytes of one JSON document or scrape
 _PEEK = 1 << 16
 _JSON_MARKS = (
@@ -223,16 +224,22 @@ def lines(gathered: Gathered, data: bytes, *, head: bool, last: bool) -> None:
     if head:
         gathered.facts.scan(data)
     count = 0 if head else data.count(b"\n")
+    found = tally.lines
+    if count and tally.lines > tally.windows:  # of vLLM so far: its lines first
+        for counts in vllm_counts(data, fine=fine, last=last):
+            tally.add_counts(counts, _VLLM)
+        if tally.lines - found == count:
+            return
     windows = sglang_windows(data, fine=fine)
     if windows is not None:
         tally.add_windows(windows)
         if len(windows.length) == count:
             return  # every line was one of these
-    found = tally.lines
-    for counts in vllm_counts(data, fine=fine, last=last):
-        tally.add_counts(counts, "vLLM SpecDecoding line")
-    if tally.lines - found == count > 0:
-        return
+    if tally.lines == found:
+        for counts in vllm_counts(data, fine=fine, last=last):
+            tally.add_counts(counts, _VLLM)
+        if tally.lines - found == count > 0:
+            return
     gathered.speeds(throughputs(data))
     gathered.v0 += v0_lines(data)[-1:]
     if any(mark in data for mark in _SCRIPT_MARKS):
