@@ -473,3 +473,105 @@ def test_a_running_server_is_asked_for_its_numbers() -> None:
         thread.join()
     with pytest.raises(UsageError, match="no answer"):
         open_log(address)
+
+
+# ------------------------------------------------------------------ found by varying the cases
+@pytest.mark.parametrize("indent", [None, 2])
+def test_requests_in_a_list_are_counted_once(indent: int | None) -> None:
+    some = [json.loads(request(h)) for h in ([65, 22, 9, 4], [10, 5, 3, 2])]
+    for text in (json.dumps(some, indent=indent), "\n".join(json.dumps(s, indent=indent) for s in some)):
+        log = read(text)
+        assert (log.drafts, log.accepted, log.requests) == (120, 52 + 17, 2)
+    broken = json.dumps(some, indent=indent)[:-30]
+    assert read(broken).drafts == 100
+    for code in ("utf-16", "utf-16-le"):
+        assert read_text(json.dumps(some).encode(code)).drafts == 120
+    assert read_bytes(json.dumps([*some, {"text": "ï"}], ensure_ascii=False).encode("latin-1")).drafts == 120
+
+
+def read_text(data: bytes) -> ServingLog:
+    """As ``open_log`` does it, from a file."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "some.log"
+        path.write_bytes(data)
+        return open_log(str(path))
+
+
+def test_wide_text_without_a_mark_and_packed_files(tmp_path: Path) -> None:
+    text = "\n".join(sglang_line(i, 2.0, None) for i in range(5)) + "\n"
+    for code in ("utf-16-le", "utf-16-be"):
+        assert read_text(text.encode(code)).windows == 5
+    scrape = 'vllm:spec_decode_num_drafts_total{engine="0"} 10.0\nvllm:spec_decode_num_accepted_tokens_total{engine="0"} 12.0\n'
+    assert read_text(("# TYPE x counter\n" + scrape).encode("utf-16")).accepted == 12
+    for start, name in ((b"BZh91AY", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")):
+        path = tmp_path / name
+        path.write_bytes(start + bytes(50))
+        with pytest.raises(UsageError, match=name):
+            open_log(str(path))
+
+
+@pytest.mark.parametrize("line", [sglang_line(1, 2.5, 0.5), REAL_VLLM, request([6, 3, 1])])
+def test_files_without_a_last_line_break(line: str, tmp_path: Path) -> None:
+    names = ("server.log.2", "server.log.1", "server.log")
+    for name in names:
+        (tmp_path / name).write_text("\n".join([line] * 3))
+    log = open_log(str(tmp_path))
+    assert log.windows == 9
+
+
+def test_log_lines_inside_documents(tmp_path: Path) -> None:
+    lines = [sglang_line(i, 2.5, None) for i in range(6)]
+    assert read(json.dumps([{"message": line, "n": [1]} for line in lines])).windows == 6
+    assert read(json.dumps({"log": lines[0] + "\n", "stream": "stderr"})).windows == 1
+    docker = "\n".join(json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in lines)
+    assert open_log(written(tmp_path, docker)).windows == 6
+    assert read('{"text": "accept \\ud800"}').readable is False
+
+
+def test_bench_results_line_by_line() -> None:
+    one = json.dumps({"backend": "sglang", "completed": 200, "output_throughput": 499.2, "accept_length": 2.61})
+    assert read("\n".join([one] * 3)).acceptance_length == pytest.approx(2.61)
+
+
+def test_numbers_beyond_reason() -> None:
+    assert read(REAL_VLLM.replace("282", "9" * 400) + "\n").readable is False
+    huge = {"metrics": {"speculative_decoding": {"num_spec_steps": 10**400, "num_accepted_draft_tokens": 10**399}}}
+    assert read(json.dumps(huge)).readable is False
+    log = read("\n".join([REAL_VLLM] * 5 + [REAL_VLLM.replace("282", "9282")]) + "\n")
+    assert (log.accepted, log.drafts) == (5 * 282, 5 * 151)
+    assert len(log.mismatches) == 1
+    assert read("\n".join([sglang_line(i, 2.0, None) for i in range(9)] + [sglang_line(9, 0.0, None)])).acceptance_length == 2.0
+
+
+def test_a_whole_last_line_is_kept_although_its_numbers_do_not_follow() -> None:
+    log = read("\n".join([REAL_VLLM.replace("2.87", "3.87")] * 3))
+    assert (log.windows, log.accepted, len(log.mismatches)) == (3, 3 * 282, 3)
+
+
+def test_versions_and_options_as_engines_print_them() -> None:
+    line = sglang_line(1, 2.5, 0.5)
+    for said, version in (
+        ("sglang version 0.5.9", "0.5.9"), ("SGLang version: v0.5.6.post1", "0.5.6.post1"), ("sglang==0.5.23", "0.5.23"),
+        ("sglang                    0.5.12", "0.5.12"), ("image lmsysorg/sglang:v0.5.10-cu129", "0.5.10"), 
+            ("sglang: 127.0.0.1 connected", None),
+    ):  # fmt: skip
+        assert read(f"{said}\n{line}").version == version, said
+    assert read(f"image vllm/vllm-openai:v0.28.0-cu129\n{REAL_VLLM}").version == "0.28.0"
+    start = "server_args={'model_path': 't', 'speculative_algorithm': 'EAGLE3', 'speculative_num_steps': 3, 'speculative_eagle_topk': 1}"
+    log = read(f"[2026-01-01 00:00:00] {start}\n{line}")
+    assert (log.k, log.launched.method, log.launched.topk) == (3, "EAGLE3", 1)
+
+
+@pytest.mark.parametrize("off", ["SGLANG_SIMULATE_ACC_LEN=-1", "'SGLANG_SIMULATE_ACC_LEN': '-1.0'", "SGLANG_SIMULATE_ACC_LEN=0"])
+def test_simulation_that_is_off(off: str) -> None:
+    assert not read(f"{off}\n{sglang_line(0, 3.0, 0.67)}").warnings
+
+
+def test_a_rate_of_another_version_and_a_rate_of_a_tree() -> None:
+    start = "server_args=ServerArgs(speculative_num_steps=3, version='0.5.23')"
+    log = read("\n".join([start] + [sglang_line(i, 2.85, 0.71) for i in range(40)]))
+    assert "as SGLang 0.5.4 to 0.5.10, which counts the bonus token" in log.mismatches[0]
+    tree = read("\n".join(sglang_line(i, 3.2, 0.05) for i in range(40)))
+    assert (tree.k, tree.k_possible, [t.kind for t in tree.traps]) == (None, (), ["tree"])

@@ -431,9 +431,9 @@ def same_rules(engine: str, arch: str, version: str, target) -> None:
 def test_sglang_wheels(sglang, version):
     folder = sglang(version)
     for arch, shift in FACTS[version].items():
-        begun = time.monotonic()
+        begun = time.process_time()  # what neighbours on the machine take is not counted
         got = scan(folder, arch)
-        assert time.monotonic() - begun < 10, arch
+        assert time.process_time() - begun < 10, arch
         assert (got.engine, got.version, got.nearest) == ("sglang", version, version)
         assert got.target.found
         assert bool(got.target.hook) is (shift is not None), arch

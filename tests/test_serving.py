@@ -294,6 +294,14 @@ def test_a_log_as_good_as_the_dump_speaks_for_the_wiring(sample: dict[str, str])
     assert found.compared.own.compatible
 
 
+def test_a_log_that_does_not_tell_its_chain_is_not_easier_than_the_dump(sample: dict[str, str], tmp_path: Path) -> None:
+    lines = [sglang_line(i, 1.47 + 0.02 * (i % 3), None) for i in range(60)]
+    found = explain(check(**sample, log=written(tmp_path, lines), select=("SRV", "AGR707")))
+    assert found is not None
+    assert found.causes[0].kind == "weak"
+    assert any("does not tell its own" in words for words in found.causes[0].for_)
+
+
 def test_a_log_far_below_the_dump_is_explained_by_wirings(sample: dict[str, str], tmp_path: Path) -> None:
     lines = [vllm_line(i, 400, 40, (0.08, 0.016, 0.004)) for i in range(6)]
     report = check(**sample, log=written(tmp_path, lines), select=("SRV",))
@@ -363,3 +371,29 @@ def test_the_picture_has_words(tmp_path: Path) -> None:
     assert "tokens of context" in figures.alt(log)
     with pytest.raises(UsageError, match="nothing to draw"):
         read_bytes(request([10, 5, 5]).encode()).plot()
+
+
+# ------------------------------------------------------------------ found by varying the cases
+def test_a_fall_in_one_step_is_a_decay(tmp_path: Path) -> None:
+    import random
+
+    for step, most in ((2048, 8000), (8192, 11000)):
+        r = random.Random(step)
+        contexts = [300 + (most - 300) * i // 299 for i in range(300)]
+        lines = [sglang_line(i, max(1.0, r.gauss(2.5 if c < step else 1.15, 0.05)), None, tokens=c) for i, c in enumerate(contexts)]
+        assert "SRV806" in _codes(_judged(tmp_path, lines), "warning")
+    two = [sglang_line(i, 2.6 if i % 2 else 1.8, None, tokens=800, running=8 if i % 2 else 2) for i in range(60)]
+    assert "SRV806" not in _codes(_judged(tmp_path, two))
+
+
+def test_none_or_all_with_a_few_in_between(tmp_path: Path) -> None:
+    assert "SRV808" in _codes(_judged(tmp_path, request([60, 1, 0, 40])), "error")
+    assert "SRV808" not in _codes(_judged(tmp_path, request([6, 1, 1, 93])))
+    every = _judged(tmp_path, [vllm_line(i, 500, 1500, (1.0, 1.0, 1.0)) for i in range(6)])
+    assert {"SRV805", "SRV808"} <= _codes(every, "error", "warning")
+
+
+@pytest.mark.parametrize(("speed", "warned"), [(90.0, False), (89.7, False), (88.0, True), (95.0, False)])
+def test_as_fast_as_plain_decoding_is_not_slower(speed: float, warned: bool, tmp_path: Path) -> None:
+    report = _judged(tmp_path, [sglang_line(i, 2.0, None, tps=speed) for i in range(40)], baseline=90.0)
+    assert ("SRV807" in _codes(report)) is warned

@@ -32,6 +32,7 @@ _LOW = 1.3  #: length up to which a reference draft is taken to collapse too
 _LOW_RATE = 0.18  # drafted rate, in chains of up to 5
 _WELL = 1.6  #: length from which it is taken to be well served
 _LISTED = 12
+_LONGEST = 8  # chain up to which a log that does not tell its own may reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -251,12 +252,19 @@ def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tup
     except (NotJudged, CheckpointError) as why:
         notes.append(f"the dump says nothing: {why}")
         return None, None
-    told = f"the draft's own wiring gets {expected.length:.2f} on the dump, {seen.length:.2f} in service"
+    chain = "" if log.k is not None else f" in chains of {expected.k} (the log does not tell its own)"
+    told = f"the draft's own wiring gets {expected.length:.2f} on the dump{chain}, {seen.length:.2f} in service"
     own = compared.own
     if own.compatible:
         scales.add(SETTLES, f"{told}: within {own.z:.1f} standard errors", "weak" if expected.length < 1.8 else "sound")
         scales.add(-COUNTS, f"{told}: as predicted", *FAULTS, "engine", "texts")
         return compared, expected
+    if log.k is None and seen.length > expected.length:
+        longest = from_dump(case, _LONGEST)
+        if seen.length <= longest.length + 2 * seen.error + longest.error:
+            words = f"{told}, {longest.length:.2f} in chains of {_LONGEST}: in between"
+            scales.add(COUNTS, words, "weak" if longest.length < 1.8 else "sound")
+            return compared, expected
     if seen.length > expected.length + 2 * seen.error + expected.error:
         scales.add(COUNTS, f"{told}: service is easier than the dump", "repetition", "texts")
         scales.add(-SETTLES, f"{told}: more than predicted", *FAULTS, "engine", "weak")

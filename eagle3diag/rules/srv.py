@@ -267,7 +267,7 @@ def repetition(case: Case) -> Iterator[Finding]:
 
     ## How it is detected
     The last position keeps at least 97 % of the first, with three or more positions; or half of the verifications accept all and hardly any
-    something in between. Where none or all are accepted exactly, SRV808 speaks.
+    something in between. Where none or all are accepted exactly, SRV808 speaks; where all are, both do.
 
     ## How to fix it
     Look at the answers. Measure on varied prompts with the sampling of service.
@@ -304,8 +304,8 @@ def not_a_number(case: Case) -> Iterator[Finding]:
     The output of such steps is garbage (often one token again and again), whatever the length says.
 
     ## How it is detected
-    The histogram of accepted tokens is empty between its ends; or all positions are accepted equally often and by no means always; or every
-    window of the log is at 1.00 or at k + 1.
+    The histogram of accepted tokens is empty between its ends, or holds 2 % there; or all positions are accepted equally often and by no
+    means always; or every verification accepts all; or every window of the log is at 1.00 or at k + 1.
 
     ## How to fix it
     Look at the answers; check the target's and the draft's logits (AGR705, VAL301), the attention backend, and quantised scales.

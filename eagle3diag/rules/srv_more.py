@@ -11,6 +11,8 @@ from eagle3diag.rules.srv_look import judged
 
 __all__: list[str] = []
 
+_EVEN = 0.995  # of the baseline: as fast, by what throughputs are worth
+
 
 @rule("SRV806", severity=Severity.WARNING, needs=("log",))
 def context(case: Case) -> Iterator[Finding]:
@@ -24,10 +26,9 @@ def context(case: Case) -> Iterator[Finding]:
     what to do with far positions.
 
     ## How it is detected
-    Windows are sorted by tokens in the cache per running request. The shortest quarter is compared with the longest, which has to be at
-    least
-    three times as long: a fall of 0.15 tokens and a quarter of the accepted ones, beyond four standard errors, with the contexts between
-    going the same way.
+    Windows are sorted by tokens in the cache per running request. The shortest quarter is compared with the longest, which has to be three
+    times as long and 1,000 tokens at least: a fall of 0.15 tokens and a quarter of the accepted ones, beyond four standard errors, with the
+    contexts between going the same way, or of half the accepted ones in one step.
 
     ## How to fix it
     Compare rope base and scaling with the target's (CFG109), `max_position_embeddings` with the served context (CFG108); train on longer
@@ -75,9 +76,9 @@ def pays(case: Case) -> Iterator[Finding]:
     It does not; the acceptance is too low for what a verification and its drafts cost.
 
     ## How it is detected
-    The log's throughput against the one given with `--baseline`. From both follow the cost of a verification in plain decoding steps and
-    the length at which speculation would break even; the cost is split into one plain step and equal draft steps to say which chain would
-    be best.
+    The log's throughput against the one given with `--baseline`, half a per cent allowed. From both follow the cost of a verification in
+    plain decoding steps and the length at which speculation would break even; the cost is split into one plain step and equal draft steps
+    to say which chain would be best.
 
     ## How to fix it
     Shorter chains, where drafting costs more than it brings; a better draft; no speculation at high load. Measure the baseline under the
@@ -96,7 +97,7 @@ def pays(case: Case) -> Iterator[Finding]:
     one = payoff(log, case.baseline)
     if one is None:
         raise NotJudged("the log tells no throughput")
-    if one.pays:
+    if one.speedup >= _EVEN:
         return
     title = (
         f"{one.measured:.1f} tokens/s with speculation, {one.baseline:g} without: at length {one.length:.2f}"

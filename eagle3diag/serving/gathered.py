@@ -12,7 +12,7 @@ from eagle3diag.serving.lines_vllm import V0Line
 from eagle3diag.serving.metrics import error_of, joint_of_histogram
 from eagle3diag.serving.model import Launched, ServingLog, Training, Trap
 from eagle3diag.serving.prometheus import Scrape, read_scrape
-from eagle3diag.serving.rates import RateReading, reading
+from eagle3diag.serving.rates import BONUS, DRAFTS, USUAL, RateReading, reading
 from eagle3diag.serving.responses import Documents, read_document
 from eagle3diag.serving.scripts import Stated
 from eagle3diag.serving.tally import Tally
@@ -74,7 +74,7 @@ class Gathered:
         if basis == "windows" and t.drafts:
             traps.append(Trap("foreign", _foreign(t), {"windows": t.windows, "drafts counted elsewhere": round(t.drafts)}))
         if rate is not None and rate.definition == "none":
-            mismatches.append(f"accept rate does not follow from accept len in {len(pairs)} kinds of window ({rate.source})")
+            mismatches.append(_no_rate(rate, version or self.version))
         if any(b > a + 1e-6 for a, b in pairwise(joint)):
             mismatches.append(f"positions rise ({', '.join(f'{100 * p:.1f}' for p in joint[:8])} %): joint rates only fall")
         told = dict.fromkeys((f"{name} {n}" for name, n in t.formats.items()))
@@ -199,6 +199,8 @@ class Gathered:
             return launched.draft_tokens - 1, f"{launched.source or 'the launch'}: draft tokens - 1", ()
         if rate is not None and rate.tokens:
             possible = tuple(n - 1 for n in rate.tokens)
+            if min(possible) >= USUAL:
+                return None, "accept rate divides by too many tokens for a chain: a tree's", ()
             if len(possible) == 1:
                 return possible[0], "accept rate and accept len", ()
             return None, "accept rate and accept len allow several", possible if len(possible) < 20 else ()
@@ -265,6 +267,16 @@ def _kinds(pairs: Counter[tuple[bytes, bytes]]) -> dict[float, int]:
     for (length, _), n in pairs.items():
         out[float(length)] += n
     return dict(sorted(out.items())) if len(out) <= _KINDS else {}
+
+
+def _no_rate(rate: RateReading, version: str | None) -> str:
+    """A rate that its version's definition does not give, with the definition that would."""
+    told = "accept rate does not follow from accept len"
+    other = next((d for d in (BONUS, DRAFTS) if rate.both[d]), None)
+    if version is None or other is None:
+        return f"{told} by any definition"
+    when = "0.5.4 to 0.5.10, which counts the bonus token" if other == BONUS else "0.5.11 on, which leaves the bonus token out"
+    return f"{told} as SGLang {version} defines it, but does as SGLang {when}: is that the version?"
 
 
 def _mean_rate(pairs: dict[tuple[float, float], int]) -> float | None:

@@ -16,7 +16,8 @@ from eagle3diag.serving.model import Launched, Seen
 
 __all__ = ["LaunchFacts", "from_options"]
 
-_ARGS = re.compile(rb"server_args\s*=\s*ServerArgs\(([^\n]{1,40000})")
+#: ``ServerArgs(name=value, …)``, from 0.5.23 on a dict
+_ARGS = re.compile(rb"server_args\s*=\s*(?:ServerArgs\(|(\{))([^\n]{1,40000})")
 _PAIR = re.compile(rb"(\w+)=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|\([^)]*\)|[^,()\s]+)")
 _NONDEFAULT = re.compile(rb"non-default args: (\{[^\n]{1,40000})")
 _QUOTED = re.compile(rb"['\"](\w+)['\"]\s*:\s*('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|\([^)]*\)|[^,{}\s]+)")
@@ -24,8 +25,8 @@ _SPEC = re.compile(rb"SpeculativeConfig\(([^)\n]{1,4000})\)")
 _VERSIONS = (
     ("vllm", re.compile(rb"vLLM API server version v?(\d[\w.+]*)")),
     ("vllm", re.compile(rb"(?:LLM engine|LLM Engine) \(v(\d[\w.+]*)\)")),
-    ("vllm", re.compile(rb"\bvllm[=/ ]{1,2}v?(\d+\.\d+\.\d+[\w.+]*)", re.I)),
-    ("sglang", re.compile(rb"\bsglang(?:\[\w+\])?[=/: -]{1,2}v?(\d+\.\d+\.\d+[\w.]*)", re.I)),
+    ("vllm", re.compile(rb"\bvllm(?:-openai)?(?:[ _-]version)?['\"]?[=/: -]{1,40}['\"]?v?([01]\.\d+\.\d+(?!\.\d)[\w.+]*)", re.I)),
+    ("sglang", re.compile(rb"\bsglang(?:\[\w+\])?(?:[ _-]version)?['\"]?[=/: -]{1,40}['\"]?v?([01]\.\d+\.\d+(?!\.\d)[\w.]*)", re.I)),
 )
 _COMMAND = re.compile(
     rb"(?:^|\n)[+$# ]*((?:[A-Z_0-9]+=\S+ )*(?:\S*python3? -m (?:sglang\.launch_server|vllm\.entrypoints\S*)|\S*vllm serve|sglang serve) "
@@ -60,7 +61,7 @@ _LINES: tuple[tuple[str, re.Pattern[bytes], str], ...] = (
     (
         "simulated",
         re.compile(
-            rb"SGLANG_SIMULATE_ACC\w*=?\S{0,20}|synthetic_acceptance\w*['\"]?\s*[:=]\s*(?!None|null|False|'none')\S{1,20}|simulate_acc_len\s*=\s*(?!None|-1|0\b)[\d.]+"
+            rb"SGLANG_SIMULATE_ACC_LEN(?!\s*['\"]?\s*[=:]\s*['\"]?(?:-|0*(?:\.0*)?(?![\d.])|None|null))\S{0,20}|synthetic_acceptance\w*['\"]?\s*[:=]\s*(?!None|null|False|'none')\S{1,20}|simulate_acc_len\s*=\s*(?!None|-1|0\b)[\d.]+"
         ),
         "acceptance is simulated: these numbers say nothing about the draft",
     ),
@@ -163,11 +164,11 @@ class LaunchFacts:
                     self.means[key] = means
 
     def _starts(self, data: bytes) -> None:
-        if b"ServerArgs(" in data:
+        if b"server_args" in data:
             for m in _ARGS.finditer(data):
                 self.starts += 1
                 self.engine, self.source = "sglang", "server_args"
-                self.options = {_text(k): _text(v) for k, v in _PAIR.findall(m[1])}
+                self.options = {_text(k): _text(v) for k, v in (_QUOTED if m[1] else _PAIR).findall(m[2])}
         for pattern, source in ((_NONDEFAULT, "non-default args"), (_SPEC, "SpeculativeConfig")):
             if (b"non-default args" if pattern is _NONDEFAULT else b"SpeculativeConfig(") not in data:
                 continue

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TIME", "Windows", "clock", "sglang_windows"]
 
-#: requests, tokens, length, rate, throughput; nothing in between holds a bracket, so a line cut by another is not bridged
+#: requests, tokens, length (below 1 nothing was verified), rate, throughput; nothing in between holds a bracket, so a line cut by another
+#: is not bridged
 _LINE = re.compile(
-    rb"#running-req: (\d+), #(?:full )?token: (\d+),(?:[^,\[\n]*,){1,12}? accept len: (\d+\.\d\d),(?: accept rate: (\d+\.\d\d),)?"
+    rb"#running-req: (\d+), #(?:full )?token: (\d+),(?:[^,\[\n]*,){1,12}? accept len: ([1-9]\d{0,5}\.\d\d),(?: accept rate: (\d+\.\d\d),)?"
     rb"[^\[(\n]*\(token/s\): (\d+\.\d+)"
 )
 #: the same without the rate, for the bulk of a long log
 _BULK = re.compile(
-    rb"#running-req: (\d+), #(?:full )?token: (\d+),(?:[^,\[\n]*,){1,12}? accept len: (\d+\.\d\d),[^\[(\n]*\(token/s\): (\d+\.\d+)"
+    rb"#running-req: (\d+), #(?:full )?token: (\d+),(?:[^,\[\n]*,){1,12}? accept len: ([1-9]\d{0,5}\.\d\d),[^\[(\n]*\(token/s\): (\d+\.\d+)"
 )
 #: less than the whole line: a fragment, or a layout of another fork
-_PART = re.compile(rb"(?<!block )accept len: (\d+\.\d\d)(?:, accept rate: (\d+\.\d\d))?(?=[,\s]|$)")
+_PART = re.compile(rb"(?<!block )accept len: ([1-9]\d{0,5}\.\d\d)(?:, accept rate: (\d+\.\d\d))?(?=[,\s]|$)")
 _RUNNING = re.compile(rb"#running-req: (\d+)")
 _TOKENS = re.compile(rb"#(?:full )?token: (\d+)")
 _SPEED = re.compile(rb"\(token/s\): (\d+\.\d+)")

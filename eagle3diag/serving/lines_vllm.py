@@ -22,11 +22,11 @@ __all__ = ["Counts", "V0Line", "throughputs", "v0_lines", "vllm_counts"]
 _LINE = re.compile(
     rb"SpecDecoding metrics: (?:Draft acceptance rate: ([\d.na]+)%, )?(?:Mean acceptance length: ([\d.]+|nan), )?"
     rb"(?:Accepted throughput: [\d.]+ tokens/s, Drafted throughput: [\d.]+ tokens/s, )?"
-    rb"Accepted: (\d+) tokens, Drafted: (\d+) tokens(?:, Per-position acceptance rate: (\d\.\d{3}(?:, \d\.\d{3})*))?"
+    rb"Accepted: (\d{1,15}) tokens, Drafted: (\d{1,15}) tokens(?:, Per-position acceptance rate: (\d\.\d{3}(?:, \d\.\d{3})*))?"
     rb"(?:, Avg Draft acceptance rate: ([\d.na]+)%)?"
 )
 #: the three numbers that the sums need, for the bulk of a long log
-_BULK = re.compile(rb"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ([\d., ]*\d)")
+_BULK = re.compile(rb"Accepted: (\d{1,15}) tokens, Drafted: (\d{1,15}) tokens, Per-position acceptance rate: ([\d., ]*\d)")
 _ENGINE = re.compile(rb"Engine (\d+): $")
 _THROUGHPUT = re.compile(rb"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs")
 _V0 = re.compile(
@@ -101,7 +101,8 @@ def vllm_counts(data: bytes, *, fine: bool, last: bool = False) -> list[Counts]:
     if last and rows and rows[-1][3] != b"0":
         k = rows[-1][4].count(b".") if rows[-1][4] else 0
         usual = max(by_k, key=lambda n: len(by_k[n]))
-        if k != usual or _of([rows[-1]]).wrong:  # cut: what is left of it is no measurement
+        whole = bool(rows[-1][5])  # the last number of the line is there
+        if k != usual or (not whole and _of([rows[-1]]).wrong):  # cut: what is left of it is no measurement
             by_k[k].pop()
             out = [_of(some) for some in by_k.values() if some]
     return out
@@ -151,7 +152,7 @@ def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Seq
     a, d = np.fromiter(map(float, accepted), float, n), np.fromiter(map(float, drafted), float, n)
     rates = np.zeros((n, 0))
     if k:
-        rates = np.fromiter(map(float, b", ".join(positions).split(b", ")), float, n * k).reshape(n, k)
+        rates = _rates(b", ".join(positions), n * k).reshape(n, k)
     mean, was_old = np.full(n, np.nan), np.zeros(n, bool)
     if told is not None:
         mean = np.fromiter((float(m or b"nan") for m in told[1]), float, n)
@@ -173,6 +174,18 @@ def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Seq
         unbonused=int(unbonused.sum()),
         wrong=words + ["…"] * max(0, len(bad) - 20),
     )
+
+
+def _rates(text: bytes, n: int) -> NDArray[Any]:
+    """``0.812, 0.610, ...`` as numbers; at once where each has the usual three places."""
+    import numpy as np
+
+    if len(text) == 7 * n - 2:
+        letters = np.frombuffer(text + b", ", np.uint8).reshape(n, 7)
+        digits = letters[:, (0, 2, 3, 4)] - np.uint8(48)
+        if (letters[:, 1] == 46).all() and (letters[:, 5] == 44).all() and (digits < 10).all():
+            return np.asarray((digits @ np.array((1000.0, 100.0, 10.0, 1.0))) / 1000.0)
+    return np.fromiter(map(float, text.split(b", ")), float, n)
 
 
 def _drafts(k: int, a: Any, d: Any, mean: Any, rates: Any, old: Any) -> tuple[Any, Any, Any]:
@@ -198,8 +211,9 @@ def _drafts(k: int, a: Any, d: Any, mean: Any, rates: Any, old: Any) -> tuple[An
     other = np.where(np.isnan(by_sum), by_mean, by_sum)
     variable = ~agree & (other >= guess * 0.999) & (np.abs(np.where(np.isnan(known), total, known) - total) <= slack) & (k > 0)
     drafts = np.where(agree | np.isnan(other), guess, np.where(variable | np.isnan(guess), other, guess))
-    wrong = ~agree & ~variable & ~np.isnan(per)
+    wrong = (~agree & ~variable & ~np.isnan(per)) | (a > d)
     drafts = np.where(np.isnan(drafts), by_mean, drafts)
+    drafts = np.where(a > d, 0.0, drafts)  # no verification accepts more than was drafted: reported, and left out of the sums
     return drafts, unbonused, wrong
 
 

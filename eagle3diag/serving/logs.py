@@ -8,22 +8,30 @@ part stands and the rest is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.serving.model import ServingLog
-from eagle3diag.serving.reader import blocks, log_files, plain
+from eagle3diag.serving.reader import blocks, log_files, plain, wide_code
 
 if TYPE_CHECKING:
     from eagle3diag.serving.gathered import Gathered
 
 __all__ = ["open_log", "read_bytes"]
 
+_VLLM = "vLLM SpecDecoding line"
 _DOCUMENT = 256 << 20  # bytes of one JSON document or scrape
 _PEEK = 1 << 16
-_JSON_MARKS = (b'"speculative_decoding"', b'"spec_verify_ct"', b'"num_spec_steps"', b'"avg_spec_accept_length"', b"'spec_verify_ct'")
+_JSON_MARKS = (
+    b'"speculative_decoding"',
+    b'"spec_verify_ct"',
+    b'"num_spec_steps"',
+    b'"avg_spec_accept_length"',
+    b'"accept_length"',
+    b"'spec_verify_ct'",
+)
 _SCRIPT_MARKS = (
     b"num_accepted_tokens",
     b"accept@pos",
@@ -88,16 +96,31 @@ def _whole(files: tuple[str, ...]) -> bytes | None:
                 return head + packed.read(_DOCUMENT)
         except (EOFError, OSError, zlib.error):
             return None
-    if not (_is_json(head) or looks_like(head)) or at.stat().st_size > _DOCUMENT:
+    wide = wide_code(head)
+    if wide:
+        head = head.decode(wide, "replace").encode()
+    if not (_is_json(head) or looks_like(head)) or at.stat().st_size > _DOCUMENT or _log_lines(head):
         return None
-    return at.read_bytes()
+    data = at.read_bytes()
+    return data.decode(wide, "replace").encode() if wide else data
 
 
 def _is_json(head: bytes) -> bool:
-    start = head.lstrip(b" \t\r\n\xef\xbb\xbf")
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start[:1] == b"{":
         return start[1:].lstrip()[:1] in (b'"', b"}")
     return start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"]")
+
+
+def _log_lines(head: bytes) -> bool:
+    """Whether a text is JSON line by line, and holds log lines (Docker's, a structured logger's) and no metrics of requests."""
+    first, _, rest = head.partition(b"\n")
+    if not rest.strip() or any(mark in head for mark in _JSON_MARKS):
+        return False
+    try:
+        return isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _documents(path: str, parts: Sequence[tuple[str, bytes]], version: str | None) -> ServingLog:
@@ -118,18 +141,52 @@ def _one(gathered: Gathered, name: str, data: bytes) -> None:
         gathered.scraped(data.decode("utf-8", "replace"))
         return
     if _is_json(data[:_PEEK]):
+        text = data.decode("utf-8-sig", "replace")
         try:
-            document = json.loads(data)
+            document = json.loads(text)
         except (ValueError, RecursionError):
             document = None
         if document is not None:
-            if not gathered.document(document):
+            if not gathered.document(document) and not _printed(gathered, document):
                 from eagle3diag.serving.training import training_of
 
                 gathered.training = gathered.training or training_of(document, escaped(Path(name).name))
             return
     lines(gathered, plain(data), head=True, last=not data.endswith(b"\n"))
+    if not gathered.tally.formats and _is_json(data[:_PEEK]):  # documents one after another, or one that breaks off
+        for one in _objects(text):
+            gathered.document(one)
     _trained(gathered, data[-_PEEK:], name)
+
+
+def _printed(gathered: Gathered, document: Any) -> bool:
+    """Log lines held as strings in a document (a log service's export)."""
+    held: list[Any] = [document]
+    found: list[str] = []
+    while held and len(found) < 1_000_000:
+        one = held.pop()
+        if isinstance(one, str) and "accept" in one:
+            found.append(one)
+        elif isinstance(one, (dict, list)):
+            held += reversed(list(one.values()) if isinstance(one, dict) else one)
+    if found:
+        lines(gathered, plain("\n".join(found).encode("utf-8", "replace")), head=True, last=False)
+    return bool(gathered.tally.formats)
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """The JSON objects in a text, one after another; what lies between them, and one that breaks off, is passed over."""
+    decode, at = json.JSONDecoder().raw_decode, text.find("{")
+    misses = 0
+    while at >= 0 and misses < 100:
+        try:
+            one, end = decode(text, at)
+        except (ValueError, RecursionError):
+            misses += 1
+            end = at + 1
+        else:
+            yield one
+        at = text.find("{", end)
 
 
 def _stream(path: str, files: tuple[str, ...], version: str | None) -> ServingLog:
@@ -167,16 +224,22 @@ def lines(gathered: Gathered, data: bytes, *, head: bool, last: bool) -> None:
     if head:
         gathered.facts.scan(data)
     count = 0 if head else data.count(b"\n")
+    found = tally.lines
+    if count and tally.lines > tally.windows:  # of vLLM so far: its lines first
+        for counts in vllm_counts(data, fine=fine, last=last):
+            tally.add_counts(counts, _VLLM)
+        if tally.lines - found == count:
+            return
     windows = sglang_windows(data, fine=fine)
     if windows is not None:
         tally.add_windows(windows)
         if len(windows.length) == count:
             return  # every line was one of these
-    found = tally.lines
-    for counts in vllm_counts(data, fine=fine, last=last):
-        tally.add_counts(counts, "vLLM SpecDecoding line")
-    if tally.lines - found == count > 0:
-        return
+    if tally.lines == found:
+        for counts in vllm_counts(data, fine=fine, last=last):
+            tally.add_counts(counts, _VLLM)
+        if tally.lines - found == count > 0:
+            return
     gathered.speeds(throughputs(data))
     gathered.v0 += v0_lines(data)[-1:]
     if any(mark in data for mark in _SCRIPT_MARKS):
@@ -194,14 +257,12 @@ def _embedded(gathered: Gathered, data: bytes) -> None:
             continue
         start = line.find(b"{")
         text = line[start:].decode("utf-8", "replace") if start >= 0 else ""
-        found: Any = None
-        try:
-            found, _ = json.JSONDecoder().raw_decode(text)
-        except (ValueError, RecursionError):
-            at = text.find("'meta_info'")
-            inner = text[text.find("{", at) :] if at >= 0 else text
-            inner = inner[: _closing(inner)]
-            found = literal(inner) if len(inner) < 200_000 else None
+        if gathered.document(list(_objects(text))):
+            continue
+        at = text.find("'meta_info'")
+        inner = text[text.find("{", at) :] if at >= 0 else text
+        inner = inner[: _closing(inner)]
+        found = literal(inner) if len(inner) < 200_000 else None
         if found is not None:
             gathered.document(found)
 

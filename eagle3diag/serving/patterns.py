@@ -23,6 +23,7 @@ _BROKEN = 0.12  # conditional rate below which a later position counts as gone
 _FALL = 0.35  # against the conditional rate before it
 _FEW = 0.12  # first position below which the states are taken to be wrong
 _FLAT = 0.97  # last position over first from which rates are flat
+_LONG = 1000  # tokens below which no context is long
 _SPAN = 3.0  # times the context over which a fall is judged
 
 
@@ -120,8 +121,11 @@ def nan_signature(log: ServingLog) -> Pattern | None:
     if histogram is not None and len(histogram) > 2 and sum(histogram) >= 30:
         total, between = sum(histogram), sum(histogram[1:-1])
         none, every = histogram[0], histogram[-1]
-        if between == 0 and min(none, every) >= 0.05 * total:
-            text = f"of {total} verifications {none} accept nothing and {every} all {len(histogram) - 1}, none in between"
+        # a log in which only some requests are hit has a few in between
+        few = between == 0 or (between <= 0.02 * total and none >= 0.2 * total)
+        if few and min(none, every) >= 0.05 * total:
+            rest = f"{between} something" if between else "none"
+            text = f"of {total} verifications {none} accept nothing and {every} all {len(histogram) - 1}, {rest} in between"
             return _nan(text, {"histogram": list(histogram)})
     elif log.per_position and k and k >= 2 and (log.drafts or 0) >= 100 and histogram is None:
         first, last = log.per_position[0], log.per_position[-1]
@@ -129,6 +133,8 @@ def nan_signature(log: ServingLog) -> Pattern | None:
         if same and 0.05 <= first <= 0.8 and last > 0:
             text = f"every position is accepted in {100 * first:.1f} %: a verification accepts all {k} tokens or none"
             return _nan(text, {"per_position": [round(p, 4) for p in log.per_position]})
+    if k and k >= 2 and (log.drafts or 0) >= 100 and log.drafted and log.accepted == log.drafted:
+        return _nan(f"each of {log.drafts:,} verifications accepts all {k} tokens", {"drafts": log.drafts, "accepted": log.accepted})
     if log.basis == "windows" and k and log.lengths and log.windows >= 6:
         full = sum(n for length, n in log.lengths.items() if abs(length - (k + 1)) < 0.005)
         ends = full + sum(n for length, n in log.lengths.items() if length <= 1.005)
@@ -147,7 +153,8 @@ def _nan(text: str, evidence: dict[str, Any]) -> Pattern:
 def flat(log: ServingLog) -> Pattern | None:
     """Later positions are accepted as often as the first: the text repeats itself, and the draft with it."""
     joint, drafts = log.per_position, float(log.drafts or 0)
-    if nan_signature(log) is not None:
+    nan = nan_signature(log)
+    if nan is not None and not (log.acceptance_length and log.k and log.acceptance_length >= log.k + 0.995):
         return None
     if len(joint) >= 3 and drafts >= LEAST and joint[0] >= 0.5 and joint[-1] >= _FLAT * joint[0]:
         return Pattern(
@@ -181,13 +188,15 @@ def decay(contexts: Sequence[ContextBin]) -> Decay | None:
     if total < 24 or len(bins) < 4:
         return None
     short, long = _end(bins, total / 4), _end(bins[::-1], total / 4)
-    if long[0] < _SPAN * short[0]:
+    if long[0] < max(_LONG, _SPAN * short[0]):
         return None
     error = math.hypot(short[2], long[2])
     z = (short[1] - long[1]) / error if error > 0 else 0.0
     lost = short[1] - long[1]
-    falls = _falls(bins)
-    if z < 4 or lost < 0.15 or lost < 0.25 * (short[1] - 1) or falls > -0.6:
+    if z < 4 or lost < 0.15 or lost < 0.25 * (short[1] - 1):
+        return None
+    # steadily, or in one step that takes half of what is accepted
+    if _falls(bins) > -0.6 and (lost < 0.5 * (short[1] - 1) or _falls(bins, alike=0.25 * lost) > -0.6):
         return None
     return Decay(short=short[1], long=long[1], short_context=short[0], long_context=long[0], z=z)
 
@@ -205,8 +214,12 @@ def _end(bins: Sequence[ContextBin], least: float) -> tuple[float, float, float]
     return context / n, length / n, math.sqrt(error) / n
 
 
-def _falls(bins: Sequence[ContextBin]) -> float:
-    """Rank correlation of context and length over the bins, weighted by nothing: -1 where every bin is below the one before."""
+def _falls(bins: Sequence[ContextBin], alike: float = 0.0) -> float:
+    """Rank correlation of context and length over the bins, weighted by nothing: -1 where every bin is below the one before.
+
+    Pairs that differ by no more than ``alike`` do not count.
+    """
     lengths = [c.length for c in bins]
-    pairs = [(lengths[j] > lengths[i]) - (lengths[j] < lengths[i]) for i in range(len(lengths)) for j in range(i + 1, len(lengths))]
-    return sum(pairs) / len(pairs) if pairs else 0.0
+    steps = [lengths[j] - lengths[i] for i in range(len(lengths)) for j in range(i + 1, len(lengths))]
+    told = [s for s in steps if abs(s) > alike] if alike else steps
+    return sum((s > 0) - (s < 0) for s in told) / len(told) if told else 0.0

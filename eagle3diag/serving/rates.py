@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from eagle3diag.errors import Eagle3DiagError
 
-__all__ = ["BONUS", "DRAFTS", "RateReading", "by_version", "reading"]
+__all__ = ["BONUS", "DRAFTS", "USUAL", "RateReading", "by_version", "reading"]
 
 BONUS, DRAFTS = "with bonus", "drafts only"
-_USUAL = 17  # draft tokens, the bonus token's place counted, up to which a chain is usual
+USUAL = 17  # draft tokens, the bonus token's place counted, up to which a chain is usual
 _MOST = 65  # draft tokens tried, the root counted
 _FEW = 0.02  # share of windows that may disagree (a window in which the chain length changed)
 
@@ -65,10 +65,10 @@ def reading(pairs: Mapping[tuple[float, float], int], version: str | None = None
         return RateReading(fit[0], both[fit[0]], both, "the pairs length / rate")
     if not fit:
         return RateReading("none", (), both, "no definition fits the pairs length / rate")
-    usual = [d for d in fit if min(both[d]) <= _USUAL]
+    usual = [d for d in fit if min(both[d]) <= USUAL]
     if len(usual) == 1:
         other = min(min(both[d]) for d in fit if d not in usual) - 1
-        tokens = tuple(n for n in both[usual[0]] if n <= _USUAL)
+        tokens = tuple(n for n in both[usual[0]] if n <= USUAL)
         return RateReading(usual[0], tokens, both, f"the pairs length / rate (the other definition would need chains of {other} or more)")
     return RateReading("unknown", tuple(sorted({*both[BONUS], *both[DRAFTS]})), both, "both definitions fit the pairs length / rate")
 

@@ -76,11 +76,8 @@ def read_document(data: Any, tally: Tally, documents: Documents) -> int:
     """Everything known in one JSON document; returns how many records were found."""
     found = 0
     for node in _nodes(data):
-        spec = node.get("speculative_decoding")
-        if isinstance(spec, Mapping):
-            found += _vllm(spec, tally, documents)
-        elif "num_spec_steps" in node and "num_accepted_draft_tokens" in node:
-            found += 0 if isinstance(data, Mapping) and node is not data else _vllm(node, tally, documents)
+        if "num_spec_steps" in node and "num_accepted_draft_tokens" in node:  # by itself, or below "speculative_decoding"
+            found += _vllm(node, tally, documents)
         if "spec_verify_ct" in node:
             found += _sglang(node, tally, documents)
         if "avg_spec_accept_length" in node:

@@ -24,7 +24,7 @@ _DRAFTS = re.compile(rb"(?:num_drafts|drafts)\s*[:=]?\s*([\d,]+)|([\d,]+) drafts
 _AL = re.compile(rb"\bAL\b\s*[:=]?\s*(\d+\.\d+)")
 _LLAMA = re.compile(rb"n_(draft|predict|drafted|accept)\s*=\s*(\d+)|\baccept\s*=\s*(\d+\.\d+)%")
 _MODELOPT = re.compile(rb"Average Acceptance Length\s*\{'accept': ([\d.]+), 'count': ([\d.]+), 'ratio': ([\d.]+)")
-_BENCH = re.compile(rb"(?:^|\n)\s*[Aa]ccept(?:ance)?[ _][Ll]ength:?\s+(\d+\.\d+)")
+_BENCH = re.compile(rb"ccept(?:ance)?[ _][Ll]ength:?\s+(\d+\.\d+)")  # begins with letters that are searched fast
 
 
 @dataclass(slots=True)
@@ -58,6 +58,8 @@ def read_scripts(data: bytes, tally: Tally, stated: Stated) -> None:
             _check(stated, "ModelOpt's ratio", ratio, accept / count)
             tally.add_one("ModelOpt acceptance line", accepted=max(0.0, accept - count), drafts=count)
     for m in _BENCH.finditer(data):
+        if data[data.rfind(b"\n", 0, m.start()) + 1 : m.start()].strip() not in (b"A", b"a"):
+            continue  # of a line that begins with something else
         tally.formats["benchmark table"] += 1
         stated.lengths.append(float(m[1]))
 

@@ -58,7 +58,7 @@ def _flat(data: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     if isinstance(value, list) and value:
         value = value[-1]
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15 else None
 
 
 def training_of(data: Any, where: str) -> Training | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from eagle3diag.serving.metrics import convert
 from eagle3diag.serving.model import ServingLog, Trap
-from eagle3diag.serving.rates import BONUS, DRAFTS, RateReading
+from eagle3diag.serving.rates import BONUS, DRAFTS, USUAL, RateReading
 
 if TYPE_CHECKING:
     from eagle3diag.serving.gathered import Gathered
@@ -89,7 +89,8 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
         out.append(
             Trap(
                 "mismatch",
-                f"{len(log.mismatches)} of {log.checked} printed numbers do not follow from those beside them: {log.mismatches[0]}",
+                f"printed numbers do not follow from those beside them: {log.mismatches[0]}"
+                + (f", and {len(log.mismatches) - 1} more" if len(log.mismatches) > 1 else ""),
                 {"checked": log.checked, "examples": list(log.mismatches[:5])},
             )
         )
@@ -118,6 +119,15 @@ def _rate(log: ServingLog, rate: RateReading, length: float) -> list[Trap]:
                     "by": rate.source,
                     "drafted rate": None if k is None else round(convert(length, "length", "drafted rate", k), 4),
                 },
+            )
+        ]
+    if rate.definition == "unknown" and length > 1.005 and min(rate.tokens) > USUAL:
+        return [
+            Trap(
+                "tree",
+                f"the accept rate of {printed:.2f} divides by {rate.tokens[0] - 1} tokens or more: a tree's nodes are counted "
+                "(top-k above 1), and the rate does not give the length",
+                {"printed": round(printed, 4), "draft tokens": [rate.tokens[0] - 1, rate.tokens[-1]]},
             )
         ]
     if rate.definition == "unknown" and length > 1.005:
