@@ -175,6 +175,34 @@ def test_patterns_of_the_reports(positions: tuple[float, ...], code: str, tmp_pa
     assert code in _codes(report, "error", "warning")
 
 
+def test_a_pooled_length_does_not_hide_a_collapse(tmp_path: Path) -> None:
+    both = [
+        line
+        for i in range(6)
+        for line in (
+            vllm_line(i, 380, 608, (0.8, 0.5, 0.3), engine="Engine 000: "),
+            vllm_line(i, 60, 0, (0.0, 0.0, 0.0), engine="Engine 001: "),
+        )
+    ]
+    report = _judged(tmp_path, both)
+    assert "SRV801" in _codes(report, "error")
+    assert "Engine 001" in next(f.title for f in report.findings if f.code == "SRV801")
+    restarted = [sglang_line(i, 2.6) for i in range(60)] + [sglang_line(60 + i, 1.0) for i in range(60)]
+    report = _judged(tmp_path, restarted)
+    assert "the last 60 of 120 lines" in next(f.title for f in report.findings if f.code == "SRV801")
+    for healthy in (restarted[::-1], restarted[:70], [sglang_line(i, 1.0 if i % 3 else 2.6) for i in range(120)]):
+        assert "SRV801" not in _codes(_judged(tmp_path, healthy))
+
+
+def test_causes_that_tie_are_not_ranked(tmp_path: Path) -> None:
+    log = written(tmp_path, [sglang_line(i, 1.0) for i in range(40)])
+    explanation = explain(check_log(log))
+    assert explanation is not None
+    text = repr(explanation)
+    assert "fit equally well" in text
+    assert "likeliest" not in text
+
+
 def test_windows_at_one_and_at_the_end_of_the_chain(tmp_path: Path) -> None:
     start = "server_args=ServerArgs(speculative_algorithm='EAGLE3', speculative_num_steps=3, speculative_eagle_topk=1, version='0.5.23')"
     lines = [start, *(sglang_line(i, 4.0 if i % 3 else 1.0, 1.0 if i % 3 else 0.0) for i in range(30))]

@@ -50,11 +50,17 @@ def log_records(log: ServingLog) -> list[dict[str, Any]]:
     return [{"time": p.time, "acceptance_length": p.length, "throughput": p.throughput, "windows": p.windows} for p in log.series]
 
 
+def _chain(log: ServingLog) -> str:
+    if log.k is not None:
+        return f"{log.k} ({log.k_source})"
+    return f"not told: {log.k_source}" if log.k_source else "not told"
+
+
 def _facts(log: ServingLog) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         ("acceptance length, bonus token counted", length_words(log)),
         ("taken over", BASES[log.basis]),
-        ("longest chain k", f"{log.k} ({log.k_source})" if log.k is not None else log.k_source or "not told"),
+        ("longest chain k", _chain(log)),
         ("accepted of drafted tokens", _share(log)),
     ]
     if log.drafts is not None:
@@ -215,10 +221,14 @@ def explanation_view(found: Explanation) -> View:
     if out:
         rows = ((c.name, "; ".join(c.against)) for c in out)
         tables = (table("Ruled out", ("cause", "by"), rows),)
-    first = live[0].name if live else "nothing that was tried explains it"
+    tied = [c for c in live if abs(c.score - live[0].score) < 1e-9]
+    first = f"likeliest: {live[0].name}" if live else "nothing that was tried explains it"
+    if len(tied) > 1:
+        first = f"{len(tied)} causes fit equally well, what was given does not tell them apart: {'; '.join(c.name for c in tied[:4])}"
+        first += f"; and {len(tied) - 4} more" if len(tied) > 4 else ""
     return View(
         title=f"Why a length of {found.observed:.2f}",
-        summary=f"likeliest: {first}",
+        summary=first,
         blocks=blocks,
         tables=tables,
         notes=(f"Next experiment: {found.experiment}", *(f"{n[:1].upper()}{n[1:]}." for n in found.notes)),

@@ -49,7 +49,8 @@ def collapse(case: Case) -> Iterator[Finding]:
 
     ## How it is detected
     The pooled acceptance length with the bonus token, in whatever form the log prints it, is at most 1.06, beyond its error; a warning up
-    to 1.15. At least 50 verifications are needed.
+    to 1.15. At least 50 verifications are needed. A pooled length can hide a collapse, so each engine of several is judged by itself, and
+    so is the end of the log: 20 lines or more (10 of vLLM's) that are at 1.00 until it stops, after better ones.
 
     ## How to fix it
     A sound draft never comes near this. Check the draft against the engine (`eagle3diag check DRAFT --engine … --target … --launch …`):
@@ -62,18 +63,20 @@ def collapse(case: Case) -> Iterator[Finding]:
     ## Source
     Field reports A2, A4, C6, D4, E6: length 1.00, rate 0.00.
     """
-    from eagle3diag.serving.patterns import collapsed
+    from eagle3diag.serving.patterns import collapsed, partly_collapsed
 
     log = judged(case)
-    seen = collapsed(log)
+    seen = collapsed(log) or partly_collapsed(log)
     if seen is None:
         return
-    severity = Severity.ERROR if seen.kind == "collapsed" else Severity.WARNING
+    severity = Severity.WARNING if seen.kind == "little" else Severity.ERROR
     yield finding(
         "SRV801",
         seen.text,
         severity=severity,
-        evidence=_numbers(log) | ({"warnings in the log": [w.text for w in log.warnings[:5]]} if log.warnings else {}),
+        evidence=_numbers(log)
+        | dict(seen.evidence)
+        | ({"warnings in the log": [w.text for w in log.warnings[:5]]} if log.warnings else {}),
         remedy="Check draft, target and launch line together: eagle3diag check DRAFT --target T --engine E==V --log FILE. A reference "
         "draft's log "
         "from the same server (--control-log) tells whether the engine is at fault.",

@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle3diag.serving.model import ContextBin, ServingLog
 
-__all__ = ["Decay", "Pattern", "collapsed", "decay", "flat", "nan_signature", "recurrence", "wrong_features"]
+__all__ = ["Decay", "Pattern", "collapsed", "decay", "flat", "nan_signature", "partly_collapsed", "recurrence", "wrong_features"]
 
 LEAST = 50  #: verifications below which nothing is said
 COLLAPSED = 1.06  #: length up to which nothing is accepted to speak of
@@ -24,6 +24,7 @@ _FALL = 0.35  # against the conditional rate before it
 _FEW = 0.12  # first position below which the states are taken to be wrong
 _FLAT = 0.97  # last position over first from which rates are flat
 _LONG = 1000  # tokens below which no context is long
+_STRETCH = 20  # SGLang's decode lines (800 steps) that are a stretch of the log
 _SPAN = 3.0  # times the context over which a fall is judged
 
 
@@ -64,6 +65,31 @@ def collapsed(log: ServingLog) -> Pattern | None:
         return Pattern("collapsed", f"acceptance length {length:.2f}: nothing is accepted to speak of, every token costs a verification")
     if length <= LITTLE and surely <= LITTLE + 0.05:
         return Pattern("little", f"acceptance length {length:.2f}: hardly anything is accepted")
+    return None
+
+
+def partly_collapsed(log: ServingLog) -> Pattern | None:
+    """The pooled length hides a collapse: of one of several engines, or of everything since some moment (a restart, another draft)."""
+    length = log.acceptance_length
+    if length is None or length <= LITTLE:
+        return None
+    for share in log.by_engine:
+        told = share.windows >= _STRETCH if share.drafts is None else share.drafts >= LEAST
+        if told and share.length <= COLLAPSED:
+            others = max(s.length for s in log.by_engine)
+            text = f"{share.label}: acceptance length {share.length:.2f}, nothing is accepted to speak of, while others reach {others:.2f}"
+            return Pattern("one engine", text, {"engine": share.label, "its_length": round(share.length, 4), "its_lines": share.windows})
+    windows = 0
+    for point in reversed(log.series):
+        if point.length > COLLAPSED:
+            break
+        windows += point.windows
+    before = [p for p in log.series if p.length > COLLAPSED]
+    total = sum(p.windows for p in log.series)
+    least = _STRETCH if log.basis == "windows" else _STRETCH // 2
+    if before and windows >= least and total - windows >= 3:
+        text = f"the last {windows:,} of {total:,} lines are at 1.00, where the log reached {max(p.length for p in before):.2f} before"
+        return Pattern("since then", f"{text}: nothing is accepted any more", {"lines_at_1": windows, "lines": total})
     return None
 
 

@@ -52,7 +52,7 @@ ROWS, COLUMNS = 1024, 4096  #: at most so many rows and columns of a matrix are 
 NEAR, NEAR_TOP = 4.5, (-6.5, 5.5)  #: z up to which a matrix shows no sign of training at all
 _HUGE, _TINY = 64.0, 2.0**-50  #: no trained or initialised matrix has a share of elements beyond these
 _HUGE_SHARE, _TINY_SHARE = 1e-3, 0.2
-#: c * cosine^2 of a pair of rows up to which they are perpendicular (rounding to BF16 gives 3e-6 to 6e-6, chance 1), the difference of their
+#: c * cosine^2 of a pair of rows up to which they are perpendicular (rounding to BF16: 3e-6 to 6e-6, chance: 1), the difference of their
 #: lengths that is rounding (BF16: up to 2e-3), and how many are asked
 _PERPENDICULAR, _ONE_LENGTH, _PERPENDICULAR_ROWS = 1.5e-5, 5e-3, 256
 _SPREAD = 0.15  # coefficient of variation of row or column norms that counts as strength 1
