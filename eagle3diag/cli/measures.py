@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.cli.output import place, show
+from eagle3diag.cli.output import outside, show
 from eagle3diag.errors import UsageError, escaped
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def capture(a: argparse.Namespace) -> int:
     layers = _layers(a.layers)
     for out in (a.out, a.decode_out):
         if out is not None:
-            place(a, out)
+            outside(a, out)
     if a.no_decode and a.decode_out is not None:
         raise UsageError("--decode-output wants the states of decoding, --no-decode leaves decoding out: give one of them")
     extra = () if a.draft is None else _vocabulary(a.draft)

@@ -12,7 +12,7 @@ from eagle3diag.errors import UsageError, escaped
 if TYPE_CHECKING:
     from eagle3diag.report.layout import View
 
-__all__ = ["emit", "place", "show", "write"]
+__all__ = ["emit", "outside", "place", "show", "write"]
 
 
 def write(path: str, text: str) -> None:
@@ -23,14 +23,21 @@ def write(path: str, text: str) -> None:
 
 
 def place(a: argparse.Namespace, output: str) -> None:
-    """Refuse, before any work is done, an output that has no place, or one inside a checkpoint that was only to be read."""
+    """Refuse, before any work is done, a file that has no place, or one inside a checkpoint that was only to be read."""
     from pathlib import Path
 
     goal = Path(output)
     if goal.is_dir() or not goal.parent.is_dir():
         what = "a folder" if goal.is_dir() else "in a folder that does not exist"
         raise UsageError(f"no place for the output: {escaped(output, 200)} is {what}")
-    folder = goal.parent.resolve()
+    outside(a, output)
+
+
+def outside(a: argparse.Namespace, output: str) -> None:
+    """Refuse an output, be it a file or a folder that may be there already, inside a checkpoint that was only to be read."""
+    from pathlib import Path
+
+    folder = Path(output).parent.resolve()
     for role in ("draft", "target", "other", "dump", "a", "b"):
         given = getattr(a, role, None)
         if given and folder == Path(given).resolve():

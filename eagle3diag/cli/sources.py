@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.cli.output import place, show
+from eagle3diag.cli.output import outside, show
 from eagle3diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def capture_server(a: argparse.Namespace, layers: Any) -> int:
             raise UsageError(f"{name} is for a target that runs here; a server hands out what it was started for")
     if layers == "all":
         raise UsageError("--layers all is for a target that runs here; name the HF indices the server hands out")
-    place(a, a.out)
+    outside(a, a.out)
     target, tokenizer = _told(a.target_config, not a.no_chat) if a.target_config is not None else (None, None)
     numbers = {"new_tokens": a.new_tokens, "max_tokens": a.max_tokens}
     found = capture_server(
