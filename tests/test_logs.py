@@ -475,6 +475,67 @@ def test_a_running_server_is_asked_for_its_numbers() -> None:
         open_log(address)
 
 
+def test_what_is_no_metrics_server_is_told_in_one_line() -> None:
+    import socket
+    import threading
+
+    def greet(listening: socket.socket) -> None:
+        for _ in range(3):
+            with listening.accept()[0] as client:
+                client.recv(1000)
+                client.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=greet, args=(listening,), daemon=True)
+        thread.start()
+        with pytest.raises(UsageError, match=r"no answer \(SSH-2\.0"):
+            open_log(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+    for wrong in ("http://[bad", "http://host:abc", "http://"):
+        with pytest.raises(UsageError, match="no address of a server"):
+            open_log(wrong)
+
+
+@pytest.mark.parametrize(("place", "read"), [("{own}/metrics/", True), ("{other}/metrics/", False)])
+def test_a_redirect_is_followed_within_the_server_only(place: str, read: bool) -> None:
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    asked: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.server.server_address[1])  # type: ignore[arg-type]
+            body = ("# TYPE vllm:x counter\n" + PROMETHEUS).encode() if self.path == "/metrics/" else b""
+            self.send_response(200 if body else 307)
+            if not body:
+                self.send_header("Location", place.format(own=ports[0], other=ports[1]))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
+    ports = [f"http://127.0.0.1:{s.server_port}" for s in servers]
+    threads = [threading.Thread(target=s.serve_forever, daemon=True) for s in servers]
+    for t in threads:
+        t.start()
+    try:
+        if read:
+            assert open_log(f"{ports[0]}/metrics").drafts == 660
+        else:
+            with pytest.raises(UsageError, match="answered 307"):
+                open_log(f"{ports[0]}/metrics")
+        assert set(asked) == {servers[0].server_port}
+    finally:
+        for s in servers:
+            s.shutdown()
+            s.server_close()
+        for t in threads:
+            t.join()
+
+
 # ------------------------------------------------------------------ found by varying the cases
 @pytest.mark.parametrize("indent", [None, 2])
 def test_requests_in_a_list_are_counted_once(indent: int | None) -> None:

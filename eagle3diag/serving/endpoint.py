@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit, urlunsplit
 
 from eagle3diag.errors import UsageError, escaped
+from eagle3diag.serving.server import opener
 
 __all__ = ["fetch"]
 
@@ -27,9 +29,13 @@ def fetch(url: str) -> list[tuple[str, bytes]]:
     Raises:
         UsageError: no answer, or none that says anything.
     """
-    parts = urlsplit(url)
-    if not parts.hostname:
-        raise UsageError(f"{escaped(url, 200)}: no address of a server; give http://HOST:PORT")
+    try:
+        parts = urlsplit(url)
+        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"{escaped(url.partition('?')[0], 200)}: no address of a server; give http://HOST:PORT")
     if parts.path not in ("", "/"):
         body, why = _get(url)
         if body is None:
@@ -61,12 +67,12 @@ def _shown(url: str) -> str:
 def _get(url: str) -> tuple[bytes | None, str]:
     request = urllib.request.Request(url, headers={"User-Agent": "eagle3diag"})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        with opener(url).open(request, timeout=_TIMEOUT) as answer:
             body: bytes = answer.read(_LIMIT + 1)
     except urllib.error.HTTPError as error:
         return None, f"answered {error.code}"
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error).strip() or type(error).__name__
         return None, f"no answer ({escaped(reason, 80)})"
     if len(body) > _LIMIT:
         return None, f"answered more than {_LIMIT:,} bytes"

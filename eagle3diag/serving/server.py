@@ -1,6 +1,6 @@
 """Ask a running server: JSON in and out, with limits of time and size, and which engine it is.
 
-Prompts go to the server that was named and to no other: redirects are not followed.
+Questions and prompts go to the server that was named and to no other: no redirect leads elsewhere, and prompts follow none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from eagle3diag.errors import CheckpointError, UsageError, escaped
 
-__all__ = ["LARGE", "ServerInfo", "address", "ask", "server_info"]
+__all__ = ["LARGE", "ServerInfo", "address", "ask", "opener", "server_info"]
 
 _QUICK, _LONG = 20.0, 900.0  # seconds for a question about the server, and for one generation
 _SMALL = 8 << 20  # bytes of an answer about the server
@@ -41,8 +41,11 @@ class ServerInfo:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    """Lets a question be sent on within the same server (``/metrics`` to ``/metrics/``), and nothing else."""
+
+    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        same = urlsplit(newurl)[:2] == urlsplit(req.full_url)[:2]
+        return super().redirect_request(req, fp, code, msg, headers, newurl) if same and req.get_method() == "GET" else None
 
 
 def address(url: str) -> str:
@@ -63,6 +66,12 @@ def address(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path.removesuffix('/v1')}"
 
 
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """Asks that server alone: no redirect leads elsewhere, and this machine is reached without a proxy."""
+    handlers = [urllib.request.ProxyHandler({})] if urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1") else []
+    return urllib.request.build_opener(_Stay, *handlers)
+
+
 def ask(base: str, path: str, body: Mapping[str, Any] | None = None, *, limit: int = _SMALL) -> Any:
     """The JSON a server answers with; None where it has no such address.
 
@@ -72,10 +81,8 @@ def ask(base: str, path: str, body: Mapping[str, Any] | None = None, *, limit: i
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(base + path, data=data, headers={"Content-Type": "application/json", "User-Agent": "eagle3diag"})
     where = f"{escaped(base, 100)}{path}"
-    handlers = [urllib.request.ProxyHandler({})] if urlsplit(base).hostname in ("localhost", "127.0.0.1", "::1") else []
-    opener = urllib.request.build_opener(_Stay, *handlers)
     try:
-        with opener.open(request, timeout=_QUICK if body is None else _LONG) as answer:
+        with opener(base).open(request, timeout=_QUICK if body is None else _LONG) as answer:
             raw = answer.read(limit + 1)
     except urllib.error.HTTPError as error:
         told = _message(error.read(4096))
