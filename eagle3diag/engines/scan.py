@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3diag.display import Piece, Shown, data
@@ -104,7 +104,7 @@ class EngineScan(Shown):
         return {how: sum(f.status == how for f in self.fields.values()) for how in ("read", "inferred", "recorded")}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON shape of ``scan`` (DESIGN, section 4)."""
+        """JSON shape of ``scan``."""
         body: dict[str, Any] = {
             "engine": self.engine,
             "source": self.source,
@@ -230,8 +230,6 @@ def scan(
         seen = _class_by_view(checkpoint, spec, got.to_contract())
         if seen is not None and seen != got.draft_class:
             got = _scan(classes, target_arch, runner, seen, text_arch)
-    from dataclasses import replace
-
     from eagle3diag.engines.serve import serve
 
     target = _named_target(target_arch, text_arch)

@@ -91,9 +91,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *(s for h in node.handlers for s in h.body), *node.orelse, *node.finalbody])
 
 
-Binding = tuple[int, str, str, str]  # line, kind (class, from, module, alias), module or path, name
-
-
 class Classes:
     """Class look-up over one source.
 

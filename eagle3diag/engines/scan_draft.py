@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from eagle3diag.engines.scan_classes import Classes, ClassRef, calls, dotted, functions
+from eagle3diag.engines.scan_target import ScannedTarget, scan_target
 
 __all__ = ["Code", "Draft", "Found", "Reader", "draft_architectures", "open_draft", "reader"]
 
@@ -127,6 +128,11 @@ class Draft:
         if "super().load_weights" in self.load.text:
             return self.code(self.lm, "load_weights", self.load.owner)
         return self.code(self.model, "load_weights")
+
+    @cached_property
+    def generic(self) -> ScannedTarget:
+        """What the plainest target class does, which stands for targets without a rule of their own."""
+        return scan_target(self.classes, "LlamaForCausalLM")
 
     def files(self) -> Iterator[str]:
         """Files of the draft's own classes: those a flag would have to be read in."""

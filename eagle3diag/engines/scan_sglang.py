@@ -8,14 +8,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
-from eagle3diag.engines.scan_classes import Classes, calls, dotted
+from eagle3diag.engines.scan_classes import calls, dotted
 from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
 from eagle3diag.engines.scan_source import pinned
-from eagle3diag.engines.scan_target import ScannedTarget, scan_target
+from eagle3diag.engines.scan_target import scan_target
 
-__all__ = ["generic_target", "id_places", "read_sglang"]
+__all__ = ["id_places", "read_sglang"]
 
 read_sglang: dict[str, Reader] = {}
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -54,16 +53,6 @@ def _id_reads(node: ast.AST | None) -> Iterator[tuple[int, str]]:
             elif inner:
                 hits.append((getattr(n, "lineno", 0), "nested-layer-ids"))
     yield from sorted(hits)
-
-
-@lru_cache(maxsize=8)
-def _generic(classes: Classes) -> ScannedTarget:
-    return scan_target(classes, "LlamaForCausalLM")
-
-
-def generic_target(d: Draft) -> ScannedTarget:
-    """What the plainest target class does, which stands for targets without a rule of their own."""
-    return _generic(d.classes)
 
 
 # ---------------------------------------------------------------- dispatch
@@ -111,14 +100,14 @@ def _aux_ids_from(d: Draft) -> Found | None:
 
 @reader(read_sglang, "id_meaning")
 def _id_meaning(d: Draft) -> Found | None:
-    generic = generic_target(d)
+    generic = d.generic
     meaning = {"+1": "output", "0": "input"}.get(generic.shift)
     return (meaning, generic.status, generic.where[0]) if meaning is not None and generic.hook else None
 
 
 @reader(read_sglang, "default_aux")
 def _default_aux(d: Draft) -> Found | None:
-    generic = generic_target(d)
+    generic = d.generic
     return (f"[{', '.join(generic.default)}]", "read", generic.where[0]) if generic.default else None
 
 

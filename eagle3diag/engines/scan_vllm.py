@@ -10,7 +10,7 @@ import re
 
 from eagle3diag.engines.scan_classes import dotted
 from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
-from eagle3diag.engines.scan_sglang import generic_target, id_places
+from eagle3diag.engines.scan_sglang import id_places
 from eagle3diag.engines.scan_source import pinned
 
 __all__ = ["read_vllm"]
@@ -133,14 +133,14 @@ def _aux_ids_from(d: Draft) -> Found | None:
 
 @reader(read_vllm, "id_meaning")
 def _id_meaning(d: Draft) -> Found | None:
-    generic = generic_target(d)
+    generic = d.generic
     meaning = {"+1": "output", "0": "input"}.get(generic.shift)
     return (meaning, generic.status, generic.where[0]) if meaning is not None and generic.hook else None
 
 
 @reader(read_vllm, "default_aux")
 def _default_aux(d: Draft) -> Found | None:
-    generic = generic_target(d)
+    generic = d.generic
     return (f"[{', '.join(generic.default)}]", "read", generic.where[0]) if generic.default else None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HEAD", "Block", "blocks", "log_files", "matching", "plain", "wide_code"]
+__all__ = ["HEAD", "Block", "Finder", "blocks", "log_files", "matching", "plain", "wide_code"]
 
 CHUNK = 1 << 19
 HEAD = 2 << 20  #: bytes of each file that are looked at whole
@@ -122,7 +122,7 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
     """
     notes = notes if notes is not None else []
     buffer = bytearray(_LONGEST + CHUNK + 1)
-    view, kept, first = memoryview(buffer), 0, b""
+    view, kept, first, finder = memoryview(buffer), 0, b"", Finder()
     held: list[bytes] = []
     holds = given = 0
     for number, file in enumerate(files):
@@ -150,7 +150,7 @@ def blocks(files: Sequence[str], notes: list[str] | None = None) -> Iterator[Blo
                 if not end:
                     kept = total if total <= _LONGEST else 0
                     continue
-                out = plain(bytes(view[:end])) if head else matching(buffer, end, speeds=given < _ENOUGH)
+                out = plain(bytes(view[:end])) if head else matching(buffer, end, speeds=given < _ENOUGH, finder=finder)
                 kept = total - end
                 buffer[:kept] = buffer[end:total]
                 held.append(out)
@@ -193,13 +193,14 @@ def plain(data: bytes) -> bytes:
     return data
 
 
-def matching(data: bytes | bytearray, size: int | None = None, *, speeds: bool = True) -> bytes:
+def matching(data: bytes | bytearray, size: int | None = None, *, speeds: bool = True, finder: Finder | None = None) -> bytes:
     """The lines of the first ``size`` bytes with ``accept`` in them, and those before them that belong to them.
 
-    vLLM prints its throughput (``speeds``) in the line before, its offline script the number of drafts.
+    vLLM prints its throughput (``speeds``) in the line before, its offline script the number of drafts. ``finder`` is used again from block
+    to block.
     """
     size = len(data) if size is None else size
-    hits = _hits(data, size)
+    hits = _hits(data, size, finder or Finder())
     if hits is None:
         return plain(bytes(memoryview(data)[:size]))
     out: list[bytes | bytearray] = []
@@ -221,7 +222,7 @@ def matching(data: bytes | bytearray, size: int | None = None, *, speeds: bool =
     return plain(b"".join(out))
 
 
-def _hits(data: bytes | bytearray, size: int) -> list[int] | None:
+def _hits(data: bytes | bytearray, size: int, finder: Finder) -> list[int] | None:
     """A place in each occurrence of ``accept``, ascending; None where there are so many that the whole is to be read."""
     if size < _SMALL:
         out, at = [], data.find(b"accept", 0, size)
@@ -232,19 +233,16 @@ def _hits(data: bytes | bytearray, size: int) -> list[int] | None:
     middle = size // 2
     if 2 * data.count(b"accept", middle, middle + _PROBE) * _DENSE > 3 * _PROBE:
         return None
-    if not _FINDERS or _FINDERS[0].n < size // 2:
-        _FINDERS[:] = [_Finder(size // 2)]
-    return _FINDERS[0].places(data, size)
+    return finder.places(data, size)
 
 
-class _Finder:
+class Finder:
     """The same by pairs of letters: at an even place ``accept`` is ac, ce, pt, at an odd one cc, ep lie inside. Its array is used again."""
 
-    def __init__(self, pairs: int) -> None:
+    def __init__(self) -> None:
         import numpy as np
 
-        self.n = pairs
-        self.found = np.zeros(pairs + 8, bool)
+        self.found = np.zeros(0, bool)
         self.ac, self.ce, self.pt, self.cc, self.ep = (np.frombuffer(w, np.uint16)[0] for w in (b"ac", b"ce", b"pt", b"cc", b"ep"))
 
     def _where(self, pairs: NDArray[np.uint16], pair: Any) -> NDArray[np.intp]:
@@ -264,6 +262,8 @@ class _Finder:
         """A place in each occurrence, ascending; None for too many."""
         import numpy as np
 
+        if len(self.found) < size // 2 + 8:
+            self.found = np.zeros(size // 2 + 8, bool)
         pairs: NDArray[np.uint16] = np.frombuffer(data, np.uint16, size // 2)
         odd = self._where(pairs[:-1], self.cc)
         odd = odd[pairs[odd + 1] == self.ep] * 2
@@ -281,6 +281,3 @@ class _Finder:
         if tail >= 0 and (not out or out[-1] < tail):
             out.append(tail + 1)
         return out
-
-
-_FINDERS: list[_Finder] = []
