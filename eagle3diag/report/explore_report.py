@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import Block, View, count
-from eagle3diag.report.views_report import report_view
+from eagle3diag.report.views_report import block_of, report_view
 
 if TYPE_CHECKING:
     from eagle3diag.report.study import Study
@@ -80,15 +80,8 @@ def report_explorer(report: Report) -> Explorer:
 
 def study_explorer(study: Study) -> Explorer:
     """Filter the findings of every engine; one that several engines have stands once, with their names."""
-    from eagle3diag.report.study import engine_of
+    from eagle3diag.report.findings import engine_of, joined
 
-    every: dict[tuple[str, str, tuple[tuple[str, str], ...]], Block] = {}
     labels = tuple(dict.fromkeys(engine_of(r) for r in study.reports))
-    for report in study.reports:
-        for block in report_view(report).blocks:
-            key = (block.code, block.title, block.evidence)
-            before = every.get(key)
-            names = [*(before.engines.split(", ") if before and before.engines else []), engine_of(report)]
-            every[key] = replace(block, engines=", ".join(dict.fromkeys(names)))
-    blocks = tuple(sorted(every.values(), key=lambda b: (_ORDER.index(b.status), b.code)))
+    blocks = tuple(replace(block_of(j.finding), engines=", ".join(dict.fromkeys(j.engines or labels))) for j in joined(study.reports))
     return _explorer(tuple(study.reports), blocks, labels)

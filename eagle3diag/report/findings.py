@@ -7,7 +7,7 @@ does to the states, the acceptance and the log.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eagle3diag.report.layout import Block, Table, View, count
@@ -79,15 +79,11 @@ def findings_view(reports: Sequence[Report], title: str = "") -> View:
 
 
 def _block(one: Joined) -> Block:
-    from dataclasses import replace
-
     return replace(block_of(one.finding), engines=one.where)
 
 
 def _skipped(reports: Sequence[Report]) -> tuple[Table, ...]:
     """One table where all reports skipped the same rules, else one each."""
-    from dataclasses import replace
-
     tables = [skipped_table(r) for r in reports]
     if all(t == tables[0] for t in tables):
         return tuple(tables[:1])

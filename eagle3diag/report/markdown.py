@@ -43,7 +43,7 @@ def _table(one: Table) -> str:
 
 def of(view: View) -> str:
     """One view as Markdown, without a line break at the end."""
-    parts = [f"## {_safe(view.title)}", f"**{_safe(view.summary)}**"]
+    parts = [*([f"## {_safe(view.title)}"] if view.title else []), f"**{_safe(view.summary)}**"]
     parts += [_block(b) for b in view.blocks]
     parts += [_table(t) for t in view.tables if t.rows]
     parts += [_safe(n, 4000) for n in view.notes]

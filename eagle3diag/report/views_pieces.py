@@ -12,8 +12,9 @@ from typing import Any
 
 from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import escaped
-from eagle3diag.report.layout import Block, View, count, figure_text, mark, percent, size, table, value_text
+from eagle3diag.report.layout import View, count, figure_text, mark, percent, size, table, value_text
 from eagle3diag.report.views_hidden import slot_name
+from eagle3diag.report.views_report import block_of
 
 __all__ = ["SENTENCES", "line", "piece_view"]
 
@@ -239,12 +240,4 @@ def piece_view(piece: Piece) -> View:
 
 
 def _finding_view(f: Any) -> View:
-    block = Block(
-        status=f.severity.value,
-        code=f.code,
-        title=f.title,
-        evidence=tuple((str(k), value_text(v)) for k, v in f.evidence.items()),
-        remedy=f.remedy,
-        engines=", ".join(f.engines),
-    )
-    return View(title="Finding", summary=f"{f.code}, {f.severity.value}" + (f", about {f.where}" if f.where else ""), blocks=(block,))
+    return View(title="Finding", summary=f"{f.code}, {f.severity.value}" + (f", about {f.where}" if f.where else ""), blocks=(block_of(f),))
