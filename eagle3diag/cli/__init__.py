@@ -2,8 +2,8 @@
 
 ``main`` returns the exit status and never raises for anything a user or a file can cause: 0 answered, nothing at the fail
 level; 1 findings; 2 no answer (usage, unusable input, a rule that crashed), with one line on stderr. The result goes to stdout
-and nothing else does. ``parser`` says what can be asked, ``commands`` and ``measures`` answer: each handler imports what it needs, so that
-``check --headers-only`` stays quick.
+and nothing else does. ``parser`` says what can be asked; ``commands``, ``measures``,
+``serving`` and ``sources`` answer: each handler imports what it needs, so that ``check --headers-only`` stays quick.
 """
 
 from __future__ import annotations
