@@ -27,7 +27,6 @@ __all__ = [
 BASES = {
     "counts": "accepted tokens and verifications summed over all lines",
     "windows": "printed means, weighted by running requests: the log holds no counts",
-    "requests": "requests summed",
     "lifetime": "the mean the engine keeps since its start",
     "stated": "as stated, without counts",
 }

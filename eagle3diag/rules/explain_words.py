@@ -170,6 +170,5 @@ def _within(members: Sequence[str], compared: Compatibility | None) -> str:
     need = round(9 * (p * (1 - p) + q * (1 - q)) / gap**2)
     return (
         f"'{a.name}' and '{b.name}' differ most at position {at + 1} ({100 * p:.1f} % against {100 * q:.1f} %): per-position counts of "
-        "about "
-        f"{max(50, need):,} verifications on the dump's own prompts would tell. Or: {_STATES}"
+        f"about {max(50, need):,} verifications on the dump's own prompts would tell. Or: {_STATES}"
     )

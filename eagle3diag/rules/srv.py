@@ -78,8 +78,7 @@ def collapse(case: Case) -> Iterator[Finding]:
         | dict(seen.evidence)
         | ({"warnings in the log": [w.text for w in log.warnings[:5]]} if log.warnings else {}),
         remedy="Check draft, target and launch line together: eagle3diag check DRAFT --target T --engine E==V --log FILE. A reference "
-        "draft's log "
-        "from the same server (--control-log) tells whether the engine is at fault.",
+        "draft's log from the same server (--control-log) tells whether the engine is at fault.",
         where="acceptance length",
     )
 
@@ -209,8 +208,7 @@ def _below(case: Case, log: ServingLog, expected: Expected, *, training: bool) -
         severity=severity,
         evidence=evidence,
         remedy="Compare what the engine runs with what was trained (eagle3diag serve DRAFT --engine E==V --target T --dump D), and "
-        "which wiring would "
-        "give this number (eagle3diag wirings DRAFT DUMP --observed LENGTH).",
+        "which wiring would give this number (eagle3diag wirings DRAFT DUMP --observed LENGTH).",
         where="acceptance length",
         engines=(case.served.contract.label,) if case.served is not None else (),
     )
@@ -288,7 +286,7 @@ def repetition(case: Case) -> Iterator[Finding]:
     if seen is not None:
         yield finding(
             "SRV805",
-            f"{seen.text}: the output repeats itself, or the target's logits are no numbers",
+            f"{seen.text}: the output repeats itself, or the target's logits are not numbers",
             evidence=_numbers(log) | dict(seen.evidence),
             remedy="Look at the answers themselves, and measure on varied prompts.",
             where="per position",
@@ -300,8 +298,8 @@ def not_a_number(case: Case) -> Iterator[Finding]:
     """NaN signature: a verification accepts nothing or everything.
 
     ## What is wrong
-    Lengths are 1 or exactly k + 1, and nothing in between. Comparing with NaN gives always the same answer, so a verification whose logits
-    are NaN accepts none or all.
+    Lengths are 1 or exactly k + 1, and nothing in between. A comparison with NaN always gives the same answer, so a verification whose
+    logits are NaN accepts none or all.
 
     ## Why it costs acceptance
     The output of such steps is garbage (often one token again and again), whatever the length says.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eagle3diag.errors import CheckpointError
 from eagle3diag.rules.model import Case
 from eagle3diag.rules.registry import NotJudged
 
@@ -98,13 +97,3 @@ def from_training(case: Case, k: int) -> Expected:
 
 def _optimistic(kind: str) -> tuple[str, ...]:
     return () if kind == "joint" else (f"{kind} rates are turned into a chain by multiplying them",)
-
-
-def dump_or_why(case: Case, k: int) -> Expected | str:
-    """The prediction from the dump, or in words why there is none."""
-    if not case.has("dump"):
-        return "no dump"
-    try:
-        return from_dump(case, k)
-    except (NotJudged, CheckpointError) as why:
-        return str(why)

@@ -88,7 +88,7 @@ def pays(case: Case) -> Iterator[Finding]:
     None.
 
     ## Source
-    Field reports G15 (base 222 tokens/s, with a draft 160 at length 1.86), issue 4's 54.8 against 90.
+    Field reports G15 (base 222 tokens/s, with a draft 160 at length 1.86).
     """
     from eagle3diag.serving.payoff import payoff
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Piece, Shown, data
@@ -172,8 +172,6 @@ class Wirings:
             some |= {_key(c): c for c in self.extra if c.change}
             base = self.bench.base
             if scope.reduced and not scope.first_rows and base.head not in ("target-first-rows", "uninitialised"):
-                from dataclasses import replace
-
                 # those rows are not at hand: under the draft's mapping they agree as seldom as a head drawn at random
                 drawn = next((c for c in some.values() if c.change.get("head", (None, None))[1] == "uninitialised"), None)
                 if drawn is not None and len(drawn.change) == 1:
@@ -312,8 +310,6 @@ def _judge(name: str, kind: str, r: _Rates, seen: Observed, steps: int, change: 
 
 def _grouped(ordered: Sequence[Compared], seen: Observed) -> Iterable[Compared]:
     """Numbers the groups: a compatible wiring joins the first group whose head these counts cannot tell it from."""
-    from dataclasses import replace
-
     heads: list[Compared] = []
     for c in ordered:
         if not c.compatible:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -121,8 +122,6 @@ class Gathered:
             notes=tuple(self._told_notes(told)),
             bytes=self.bytes,
         )
-        from dataclasses import replace
-
         from eagle3diag.serving.traps import traps_of
 
         return replace(log, traps=(*traps, *traps_of(log, rate, self)))
@@ -141,8 +140,6 @@ class Gathered:
             versions = {docs.engine: docs.version} if docs.engine and docs.version else {}
             found = from_options(docs.options, engine=docs.engine, source="server_info", versions=versions, starts=1)
         if self.scrape is not None and self.scrape.steps and found.steps is None:
-            from dataclasses import replace
-
             found = replace(found, steps=self.scrape.steps, draft_tokens=self.scrape.draft_tokens)
         return found, found.version, f"{found.source or 'a line of the log'}" if found.version else ""
 
@@ -256,8 +253,8 @@ class Gathered:
             notes.append("counters fell: the engine was restarted, both runs are summed")
         if self.documents.first_token:
             notes.append(
-                f"{self.documents.first_token} requests without counts: completion_tokens / spec_verify_ct counts the token of the "
-                "prefill too"
+                f"{self.documents.first_token} requests without counts: completion_tokens / spec_verify_ct counts the "
+                "token of the prefill too"
             )
         return [*notes, *self.notes]
 

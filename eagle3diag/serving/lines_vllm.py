@@ -49,7 +49,6 @@ class Counts:
         k: chain length, None where the line does not tell.
         times: seconds since the beginning of the year or None.
         labels: engine -> indices.
-        old: lines in the layout up to 0.10.1.
         unbonused: lines whose printed mean leaves the bonus token out.
         wrong: lines whose numbers do not follow from each other, with how.
     """
@@ -62,7 +61,6 @@ class Counts:
     k: int | None
     times: Sequence[float | None] = ()
     labels: dict[str, list[int]] = field(default_factory=dict)
-    old: int = 0
     unbonused: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -170,7 +168,6 @@ def _columns(accepted: Sequence[bytes], drafted: Sequence[bytes], positions: Seq
         mean=mean,
         positions=rates,
         k=k or None,
-        old=int(was_old.sum()),
         unbonused=int(unbonused.sum()),
         wrong=words + ["…"] * max(0, len(bad) - 20),
     )

@@ -24,7 +24,6 @@ __all__ = [
     "histogram_of",
     "joint_of",
     "joint_of_histogram",
-    "length_of",
     "spread",
 ]
 
@@ -36,11 +35,6 @@ DEFINITIONS = {
     "per position, joint": "share of verifications in which this position and all before it were accepted",
     "per position, conditional": "the same, of those in which all before it were accepted",
 }
-
-
-def length_of(accepted: float, drafts: float) -> float:
-    """1 + accepted / drafts."""
-    return 1.0 + accepted / drafts
 
 
 def convert(value: float, source: str, to: str, k: int | None = None) -> float:

@@ -16,7 +16,7 @@ from eagle3diag.serving.metrics import conditional
 
 __all__ = ["Basis", "ContextBin", "EngineShare", "Launched", "Point", "Seen", "ServingLog", "Training", "Trap"]
 
-Basis = Literal["counts", "windows", "requests", "lifetime", "stated"]
+Basis = Literal["counts", "windows", "lifetime", "stated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -93,8 +93,8 @@ class Seen(Piece):
 class Trap(Piece):
     """A number that is not what it looks like.
 
-    ``kind``: ``bonus in rate``, ``ambiguous rate``, ``bonus left out``, ``beyond k``, ``requests``, ``simulated``, ``long chain``,
-    ``tree``, ``mismatch``, ``foreign``.
+    ``kind``: ``bonus in rate``, ``ambiguous rate``, ``above one``, ``bonus left out``, ``beyond k``, ``requests``, ``simulated``,
+    ``long chain``, ``tree``, ``old engine``, ``name``, ``mismatch``, ``foreign``.
     """
 
     kind: str
@@ -190,7 +190,7 @@ class ServingLog(Shown):
         formats: kind of line or document -> how many.
         engine, version: as told by its lines; ``version_source`` says which.
         acceptance_length: pooled, with the bonus token; ``basis`` says over what: ``counts`` (drafts and accepted tokens summed),
-            ``windows`` (printed means weighted by running requests), ``requests``, ``lifetime`` (a mean the engine keeps) or ``stated``.
+            ``windows`` (printed means weighted by running requests), ``lifetime`` (a mean the engine keeps) or ``stated``.
         error: standard error of the length; ``interval`` is 95 %.
         accepted, drafted, drafts: summed; None where the log holds no counts. ``estimated_drafts`` where they can be estimated.
         k: longest chain, by ``k_source``; ``k_possible`` where several fit.

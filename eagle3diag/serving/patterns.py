@@ -16,7 +16,7 @@ from eagle3diag.serving.model import ContextBin, ServingLog
 __all__ = ["Decay", "Pattern", "collapsed", "decay", "flat", "nan_signature", "partly_collapsed", "recurrence", "wrong_features"]
 
 LEAST = 50  #: verifications below which nothing is said
-COLLAPSED = 1.06  #: length up to which nothing is accepted to speak of
+COLLAPSED = 1.06  #: length up to which next to nothing is accepted
 LITTLE = 1.15  #: length up to which hardly anything is
 _SOUND_FIRST = 0.25  # first position from which it counts as sound
 _BROKEN = 0.12  # conditional rate below which a later position counts as gone
@@ -62,7 +62,7 @@ def collapsed(log: ServingLog) -> Pattern | None:
         return None
     surely = length + 2 * (log.error or 0.0)
     if length <= COLLAPSED and surely <= LITTLE:
-        return Pattern("collapsed", f"acceptance length {length:.2f}: nothing is accepted to speak of, every token costs a verification")
+        return Pattern("collapsed", f"acceptance length {length:.2f}: next to nothing is accepted, every token costs a verification")
     if length <= LITTLE and surely <= LITTLE + 0.05:
         return Pattern("little", f"acceptance length {length:.2f}: hardly anything is accepted")
     return None
@@ -77,7 +77,7 @@ def partly_collapsed(log: ServingLog) -> Pattern | None:
         told = share.windows >= _STRETCH if share.drafts is None else share.drafts >= LEAST
         if told and share.length <= COLLAPSED:
             others = max(s.length for s in log.by_engine)
-            text = f"{share.label}: acceptance length {share.length:.2f}, nothing is accepted to speak of, while others reach {others:.2f}"
+            text = f"{share.label}: acceptance length {share.length:.2f}, next to nothing is accepted, while others reach {others:.2f}"
             return Pattern("one engine", text, {"engine": share.label, "its_length": round(share.length, 4), "its_lines": share.windows})
     windows = 0
     for point in reversed(log.series):

@@ -22,7 +22,6 @@ _VLLM = "vllm:spec_decode_num_"
 _NAMES = {"drafts": "drafts", "draft_tokens": "drafted", "accepted_tokens": "accepted", "accepted_tokens_per_pos": "position"}
 _GAUGES = {
     "spec_accept_length": "length",
-    "spec_accept_rate": "rate",
     "spec_num_steps": "steps",
     "spec_num_draft_tokens": "draft_tokens",
     "gen_throughput": "speed",
@@ -34,16 +33,13 @@ class Scrape:
     """Gauges that were read, and what was odd."""
 
     lengths: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
     steps: int | None = None
     draft_tokens: int | None = None
     speed: float | None = None
-    engine: str | None = None
     wrong: list[str] = field(default_factory=list)
     checked: int = 0
     restarts: int = 0
     unread: int = 0
-    context: tuple[tuple[float, float], ...] = ()
 
 
 def looks_like(head: bytes) -> bool:
@@ -96,12 +92,9 @@ def read_scrape(text: str, tally: Tally) -> Scrape:
     for (kind, _), value in gauges.items():
         if value != value or value <= 0:
             continue
-        scrape.engine = "sglang"
         if kind == "length" and value >= 1:
             scrape.lengths.append(value)
             tally.formats["SGLang metrics"] += 1
-        elif kind == "rate":
-            scrape.rates.append(value)
         elif kind == "speed":
             scrape.speed = (scrape.speed or 0.0) + value
         elif kind in ("steps", "draft_tokens"):
@@ -129,7 +122,6 @@ def _counters(series: dict[tuple[str, str, int], list[float]], tally: Tally, scr
             accepted = sum(at.values())
         if not drafts or accepted is None:
             continue
-        scrape.engine = scrape.engine or "vllm"
         k = round(drafted / drafts) if drafted and abs(drafted / drafts - round(drafted / drafts)) < 0.005 else None
         tally.add_one("vLLM metrics", accepted=accepted, drafts=drafts, drafted=drafted, k=k, label=f"engine {label.split('|')[1]}")
         positions = [at[i] for i in range(len(at)) if i in at]

@@ -35,7 +35,6 @@ class Stated:
     beyond: list[tuple[int, int]] = field(default_factory=list)  #: (positions printed, k)
     wrong: list[str] = field(default_factory=list)
     checked: int = 0
-    output_tokens: int = 0
 
 
 def _check(stated: Stated, what: str, printed: float, follows: float, slack: float = 0.0051) -> None:
@@ -81,7 +80,6 @@ def _offline(data: bytes, tally: Tally, stated: Stated) -> None:
             continue
         k = round(drafted / drafts) if abs(drafted / drafts - round(drafted / drafts)) < 0.005 else None
         tally.add_one("vLLM offline script", accepted=accepted, drafts=drafts, drafted=drafted, k=k)
-        stated.output_tokens += int(run.get("total_num_output_tokens", 0))
         if "mean acceptance length" in run:
             _check(stated, "mean acceptance length", run["mean acceptance length"], 1 + accepted / drafts)
         at = run.get("at", {})

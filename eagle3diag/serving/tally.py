@@ -98,8 +98,8 @@ class Tally:
         self.at_position: list[float] = []
         self.position_drafts = 0.0
         self.histogram: list[int] = []
-        self.unbonused = self.old = self.lines = 0
-        self.line_mean = self.line_mean2 = 0.0
+        self.unbonused = self.lines = 0
+        self.line_mean = 0.0
         self.wrong: list[str] = []
         self.request_lengths = [0.0, 0.0]  # sum, number
         self.course = Course()
@@ -151,7 +151,6 @@ class Tally:
         fit = ~np.isnan(c.drafts) & (c.drafts > 0)
         self.formats[kind] += len(c.accepted)
         self.lines += len(c.accepted)
-        self.old += c.old
         self.unbonused += c.unbonused
         self.wrong += c.wrong[: max(0, 100 - len(self.wrong))]
         drafts, accepted = np.where(fit, c.drafts, 0.0), np.where(fit, c.accepted, 0.0)
@@ -163,7 +162,6 @@ class Tally:
             self.add_positions((c.positions * drafts[:, None]).sum(0).tolist(), float(drafts.sum()))
         length = 1.0 + accepted / np.where(fit, drafts, 1.0)
         self.line_mean += float(length[fit].sum())
-        self.line_mean2 += float((length[fit] ** 2).sum())
         for label, at in c.labels.items():
             some = np.array(at)
             self._part(label, len(at), float(drafts[some].sum()), float((drafts[some] * length[some]).sum()))

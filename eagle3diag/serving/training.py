@@ -114,8 +114,7 @@ def read_training(path: str | Path) -> Training:
     if found is None:
         raise UsageError(
             f"{escaped(path, 200)}: no training metrics known in it; known are speculators val_metrics.json, SpecForge and EAGLE "
-            "accuracies by "
-            "step, ModelOpt's and Automodel's lines, or one 'acc'"
+            "accuracies by step, ModelOpt's and Automodel's lines, or one 'acc'"
         )
     return found
 

@@ -47,8 +47,7 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
             Trap(
                 "requests",
                 f"pooled over all verifications the length is {length:.3f}, the mean of {log.requests} requests "
-                f"{log.mean_of_requests:.3f}: "
-                "a short answer weighs as much as a long one there",
+                f"{log.mean_of_requests:.3f}: a short answer weighs as much as a long one there",
                 {"pooled": round(length, 4), "mean of requests": round(log.mean_of_requests, 4)},
             )
         )
@@ -62,8 +61,7 @@ def traps_of(log: ServingLog, rate: RateReading | None, gathered: Gathered) -> t
                 Trap(
                     "long chain",
                     f"the drafted rate of {100 * log.acceptance_rate:.1f} % is low because chains of {log.k} are drafted: the first "
-                    "position is "
-                    f"accepted in {100 * first:.0f} %",
+                    f"position is accepted in {100 * first:.0f} %",
                     {"k": log.k, "first position": round(first, 4), "drafted rate": round(log.acceptance_rate, 4)},
                 )
             )
@@ -111,8 +109,7 @@ def _rate(log: ServingLog, rate: RateReading, length: float) -> list[Trap]:
             Trap(
                 "bonus in rate",
                 f"the accept rate of {printed:.2f} counts the bonus token (SGLang 0.5.4 to 0.5.10): {length - 1:.2f} draft tokens are "
-                "accepted "
-                f"a step{own}{floor}",
+                f"accepted a step{own}{floor}",
                 {
                     "printed": round(printed, 4),
                     "definition": BONUS,
