@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+(HERE / "_static").mkdir(exist_ok=True)  # holds generated files alone, so git does not carry it
+
 import generate  # noqa: E402
 
 from eagle3diag import __version__  # noqa: E402
