@@ -8,7 +8,7 @@ stand otherwise than in training.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError, escaped
@@ -47,13 +47,13 @@ def _served_of(result: Any) -> ServedDraft:
     return served
 
 
+@dataclass(frozen=True, slots=True)
 class Tap:
     """One state of the target: HF index, note, and ``ok``, ``lost`` (taken and not trained on) or ``missing`` (the other way round)."""
 
-    __slots__ = ("hf", "note", "state")
-
-    def __init__(self, hf: int, state: str, note: str) -> None:
-        self.hf, self.state, self.note = hf, state, note
+    hf: int
+    state: str
+    note: str
 
 
 def taps(served: ServedDraft) -> list[Tap]:
@@ -135,13 +135,13 @@ def served_alt(result: object) -> str:
     return f"Diagram: {where}; {parts}{''.join(f'; {line}' for line in asides(served))}"
 
 
+@dataclass(frozen=True, slots=True)
 class Part:
     """One box of the diagram: name, state (a key of ``STYLES``) and a note of a few words."""
 
-    __slots__ = ("name", "note", "state")
-
-    def __init__(self, name: str, state: str, note: str = "") -> None:
-        self.name, self.state, self.note = name, state, note
+    name: str
+    state: str
+    note: str = ""
 
 
 _HEADS = {
