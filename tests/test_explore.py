@@ -20,7 +20,7 @@ from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.dumps import open_dump
 from eagle3diag.hidden.tokens import token_norms
 from eagle3diag.report import explore as door
-from eagle3diag.report.explorer import Panel
+from eagle3diag.report.explore.explorer import Panel
 from eagle3diag.report.layout import View
 from eagle3diag.report.opened import opened
 from eagle3diag.report.sample import variant
@@ -327,7 +327,7 @@ def test_findings_of_one_report_and_of_a_healthy_one(tmp_path: Path) -> None:
 
 def test_the_widgets_follow_and_never_hide_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
-    from eagle3diag.report.widgets import board as widgets
+    from eagle3diag.report.explore.widgets import board as widgets
 
     explorer = door.explorer(open_dump(SAMPLE / "dumps"))
     whole = widgets(explorer)
@@ -353,7 +353,7 @@ def test_the_widgets_follow_and_never_hide_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_a_sample_of_other_length_moves_the_end_of_the_slider() -> None:
     pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
-    from eagle3diag.report.widgets import board as widgets
+    from eagle3diag.report.explore.widgets import board as widgets
 
     explorer = door.explorer(open_dump(SAMPLE / "dumps"))
     short = replace(explorer, highs=lambda setting: {"token": 191 if setting["sample"] == 0 else 50})
@@ -367,7 +367,7 @@ def test_a_sample_of_other_length_moves_the_end_of_the_slider() -> None:
 
 def test_names_from_a_file_are_escaped_in_widgets(tmp_path: Path) -> None:
     pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
-    from eagle3diag.report.widgets import board as widgets
+    from eagle3diag.report.explore.widgets import board as widgets
 
     tensors = tiny_tensors()
     tensors["<img src=x onerror=alert(1)>"] = tensors["norm.weight"].clone()

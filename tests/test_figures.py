@@ -22,8 +22,8 @@ from eagle3diag.hidden.model import Slot
 from eagle3diag.hidden.norms import profile
 from eagle3diag.hidden.tokens import token_norms
 from eagle3diag.report import figures
-from eagle3diag.report.figures_served import asides, components, taps
-from eagle3diag.report.figures_weights import group_of
+from eagle3diag.report.figures.served import asides, components, taps
+from eagle3diag.report.figures.weights import group_of
 from eagle3diag.report.sample import late, variant
 from eagle3diag.serving.compatible import Compared, Compatibility, Observed
 from eagle3diag.weights.diff import diff
@@ -159,7 +159,7 @@ def test_tokens_of_deep_targets_of_one_token_and_with_gaps() -> None:
 
 
 def test_one_token_in_its_sample() -> None:
-    from eagle3diag.report.figures_hidden import token_plot
+    from eagle3diag.report.figures.hidden import token_plot
 
     norms = token_norms(open_dump(SAMPLE / "dumps"), 0)
     gaps = replace(norms, l2=tuple((*row[:20], *[math.nan] * 172) for row in norms.l2))

@@ -19,7 +19,8 @@ from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.engines.contract import load_contract
 from eagle3diag.engines.model import AuxCapture, Contract, Fact, FcState, Refusal, ServedDraft, TensorFate
 from eagle3diag.errors import UsageError
-from eagle3diag.report import figures, figures_served, html, jsonout, markdown, text, views
+from eagle3diag.report import figures, html, jsonout, markdown, text, views
+from eagle3diag.report.figures import served as figures_served
 from eagle3diag.report.layout import Table, View, size, table, value_text
 from eagle3diag.report.sample import planted, sample, variant
 from eagle3diag.rules.model import Case, Finding, Outcome, Report, Severity
@@ -337,7 +338,7 @@ def test_a_diff_without_anything_to_draw_says_so(draft: Checkpoint) -> None:
 
 
 def test_the_weight_map_shows_what_changed(draft: Checkpoint) -> None:
-    from eagle3diag.report.figures_weights import rows
+    from eagle3diag.report.figures.weights import rows
 
     changed = rows(diff(draft, variant(draft), values=True))
     assert [r.name for r in changed if r.kind == "changed"] == ["layers.0.mlp.up_proj.weight"]

@@ -17,9 +17,9 @@ from eagle3diag.checkpoint.target import open_target
 from eagle3diag.cli import main
 from eagle3diag.engines.contract import behaviours, engine_source, load_contract, parse_engine
 from eagle3diag.engines.scan import scan
-from eagle3diag.engines.scan_classes import Classes
-from eagle3diag.engines.scan_source import open_source, pinned
-from eagle3diag.engines.scan_target import scan_target
+from eagle3diag.engines.scan.classes import Classes
+from eagle3diag.engines.scan.source import open_source, pinned
+from eagle3diag.engines.scan.target import scan_target
 from eagle3diag.engines.serve import serve
 from eagle3diag.engines.targets import _row
 from eagle3diag.errors import UsageError

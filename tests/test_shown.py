@@ -26,8 +26,9 @@ from safetensors.torch import save_file
 import eagle3diag
 from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import UsageError, escaped
-from eagle3diag.report import figures, views, views_pieces
+from eagle3diag.report import figures, views
 from eagle3diag.report.layout import Block, Table, View, cut_rows, table
+from eagle3diag.report.views import pieces as views_pieces
 from tests import test_report, test_report_measures
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"

@@ -24,9 +24,9 @@ if __name__ == "__main__":
 from eagle3diag.engines import targets
 from eagle3diag.engines.contract import draft_classes, facts_of, releases, runners
 from eagle3diag.engines.scan import scan
-from eagle3diag.engines.scan_classes import Classes
-from eagle3diag.engines.scan_source import open_source
-from eagle3diag.engines.scan_target import _entries, scan_target
+from eagle3diag.engines.scan.classes import Classes
+from eagle3diag.engines.scan.source import open_source
+from eagle3diag.engines.scan.target import _entries, scan_target
 
 RULES = ("ids", "default", "store", "zero", "last", "short", "captures")
 

@@ -84,7 +84,7 @@ def parse_engine(text: str) -> tuple[str, str | None]:
     """
     copy = engine_source(text)
     if copy is not None:
-        from eagle3diag.engines.scan_source import open_source
+        from eagle3diag.engines.scan.source import open_source
 
         return copy[0], open_source(copy[1], copy[0]).version
     name, sep, version = text.strip().partition("==")

@@ -14,7 +14,7 @@ from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.display import Piece, Shown, data
 
 if TYPE_CHECKING:
-    from eagle3diag.engines.scan_target import ScannedTarget
+    from eagle3diag.engines.scan.target import ScannedTarget
 
 __all__ = ["AuxCapture", "Contract", "Fact", "Fate", "FcState", "Launch", "LaunchProblem", "Refusal", "ServedDraft", "Status", "TensorFate"]
 

@@ -21,7 +21,7 @@ from eagle3diag.engines.model import Contract, Launch
 from eagle3diag.errors import escaped
 
 if TYPE_CHECKING:
-    from eagle3diag.engines.scan_target import ScannedTarget
+    from eagle3diag.engines.scan.target import ScannedTarget
 
 __all__ = ["GENERIC", "Behaviour", "TargetSupport", "built_class", "target_support"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from eagle3diag.report.layout import Block, Table, View, count
-from eagle3diag.report.views_report import block_of, skipped_table
+from eagle3diag.report.views.report import block_of, skipped_table
 
 if TYPE_CHECKING:
     from eagle3diag.rules.model import Finding, Report

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError
-from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
+from eagle3diag.report.explore.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import View, count, figure_text, percent, table
-from eagle3diag.report.views_draft import acceptance_records, length_text
+from eagle3diag.report.views.draft import acceptance_records, length_text
 
 if TYPE_CHECKING:
     from eagle3diag.draft.measure import Bench
@@ -101,7 +101,7 @@ def _chosen(board: Switchboard, setting: Setting) -> dict[str, Any]:
 
 def _panel(board: Switchboard, setting: Setting) -> Panel:
     from eagle3diag.report import figures
-    from eagle3diag.report.figures_draft import bars
+    from eagle3diag.report.figures.draft import bars
 
     result = board.measure(_chosen(board, setting))
     view = switched_view(result)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.report.layout import count, figure_text, percent
-from eagle3diag.report.views_draft import acceptance_records, acceptance_view, engine_records, engine_view, length_text, ranking_view
+from eagle3diag.report.views.draft import acceptance_records, acceptance_view, engine_records, engine_view, length_text, ranking_view
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """SGLang's server side of a draft, in its source: which ids reach the target, what graph replays use, what the log divides.
 
-Readers as in ``scan_draft``; they look at the runner, the speculative workers, the config and the metrics, wherever a release keeps them.
+Readers as in ``draft``; they look at the runner, the speculative workers, the config and the metrics, wherever a release keeps them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from eagle3diag.engines.scan_classes import calls, dotted
-from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
-from eagle3diag.engines.scan_source import pinned
-from eagle3diag.engines.scan_target import scan_target
+from eagle3diag.engines.scan.classes import calls, dotted
+from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
+from eagle3diag.engines.scan.source import pinned
+from eagle3diag.engines.scan.target import scan_target
 
 __all__ = ["id_places", "read_sglang"]
 

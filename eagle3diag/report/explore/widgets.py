@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from eagle3diag.errors import Eagle3DiagError, UsageError, escaped
-from eagle3diag.report.explorer import Control, Explorer, Panel
+from eagle3diag.report.explore.explorer import Control, Explorer, Panel
 from eagle3diag.report.html import fragment
 from eagle3diag.report.layout import View
 

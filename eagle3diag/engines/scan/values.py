@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3diag.engines.scan_classes import ClassRef
+from eagle3diag.engines.scan.classes import ClassRef
 
 __all__ = ["PLAIN", "UNKNOWN", "Bound", "Class", "Layer", "Layers", "Thing", "Unknown", "binary", "compare", "fixed_text"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eagle3diag.errors import UsageError
-from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
+from eagle3diag.report.explore.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import View, count, table
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """vLLM's server side of a draft, in its source: the config it makes of the file's, the runner's ids, what is shared with the target.
 
-Readers as in ``scan_draft``; the two model runners are told apart where they differ.
+Readers as in ``draft``; the two model runners are told apart where they differ.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import re
 
-from eagle3diag.engines.scan_classes import dotted
-from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
-from eagle3diag.engines.scan_sglang import id_places
-from eagle3diag.engines.scan_source import pinned
+from eagle3diag.engines.scan.classes import dotted
+from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
+from eagle3diag.engines.scan.sglang import id_places
+from eagle3diag.engines.scan.source import pinned
 
 __all__ = ["read_vllm"]
 

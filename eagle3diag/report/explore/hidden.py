@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from eagle3diag.errors import UsageError, escaped
-from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
+from eagle3diag.report.explore.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import View, figure_text, table
-from eagle3diag.report.views_hidden import slot_name
+from eagle3diag.report.views.hidden import slot_name
 
 if TYPE_CHECKING:
     from eagle3diag.hidden.model import HiddenDump, Slot
@@ -72,7 +72,7 @@ def token_view(norms: TokenNorms, slot: int, token: int) -> View:
 
 def _panel(norms: TokenNorms, slot: int, token: int) -> Panel:
     from eagle3diag.report import figures
-    from eagle3diag.report.figures_hidden import token_plot
+    from eagle3diag.report.figures.hidden import token_plot
 
     view = token_view(norms, slot, token)
     alt = f"Line chart of the L2 norm of every token of the sample at {slot_name(norms.slots[slot])}, token {token} marked: {view.summary}."

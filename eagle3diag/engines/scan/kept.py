@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eagle3diag.engines.scan_classes import Classes, ClassRef, calls, dotted
-from eagle3diag.engines.scan_hook import SetLayers
+from eagle3diag.engines.scan.classes import Classes, ClassRef, calls, dotted
+from eagle3diag.engines.scan.hook import SetLayers
 
 __all__ = ["Kept", "constant", "kept_by"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eagle3diag.report.explorer import Control, Explorer, Panel, Setting
+from eagle3diag.report.explore.explorer import Control, Explorer, Panel, Setting
 from eagle3diag.report.layout import Block, View, count
-from eagle3diag.report.views_report import block_of, report_view
+from eagle3diag.report.views.report import block_of, report_view
 
 if TYPE_CHECKING:
     from eagle3diag.report.study import Study

@@ -13,8 +13,8 @@ from typing import Any
 from eagle3diag.display import Piece, Shown
 from eagle3diag.errors import escaped
 from eagle3diag.report.layout import View, count, figure_text, mark, percent, size, table, value_text
-from eagle3diag.report.views_hidden import slot_name
-from eagle3diag.report.views_report import block_of
+from eagle3diag.report.views.hidden import slot_name
+from eagle3diag.report.views.report import block_of
 
 __all__ = ["SENTENCES", "line", "piece_view"]
 

@@ -1,7 +1,7 @@
 """The draft class's sizes, flags and forward pass, in an engine's source: what ``fc`` is built for, when it runs, which keys are read.
 
 A flag counts as honoured where the draft's own classes read its key, and as ignored where none of their files holds the word. Readers as
-in ``scan_draft``.
+in ``draft``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3diag.engines.scan_classes import calls, dotted
-from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
+from eagle3diag.engines.scan.classes import calls, dotted
+from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
 
 __all__ = ["config_reads", "read_forward"]
 

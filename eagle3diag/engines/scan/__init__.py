@@ -16,14 +16,14 @@ from eagle3diag.display import Piece, Shown, data
 from eagle3diag.engines import versions
 from eagle3diag.engines.contract import draft_classes, facts_of, releases, runner_for, runners
 from eagle3diag.engines.model import Contract, Fact
-from eagle3diag.engines.scan_classes import Classes
-from eagle3diag.engines.scan_draft import Draft, draft_architectures, open_draft
-from eagle3diag.engines.scan_forward import read_forward
-from eagle3diag.engines.scan_loading import read_loading
-from eagle3diag.engines.scan_sglang import read_sglang
-from eagle3diag.engines.scan_source import Source, open_source
-from eagle3diag.engines.scan_target import ScannedTarget, scan_target
-from eagle3diag.engines.scan_vllm import read_vllm
+from eagle3diag.engines.scan.classes import Classes
+from eagle3diag.engines.scan.draft import Draft, draft_architectures, open_draft
+from eagle3diag.engines.scan.forward import read_forward
+from eagle3diag.engines.scan.loading import read_loading
+from eagle3diag.engines.scan.sglang import read_sglang
+from eagle3diag.engines.scan.source import Source, open_source
+from eagle3diag.engines.scan.target import ScannedTarget, scan_target
+from eagle3diag.engines.scan.vllm import read_vllm
 from eagle3diag.errors import UsageError, escaped
 
 if TYPE_CHECKING:

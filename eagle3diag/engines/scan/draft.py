@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from eagle3diag.engines.scan_classes import Classes, ClassRef, calls, dotted, functions
-from eagle3diag.engines.scan_target import ScannedTarget, scan_target
+from eagle3diag.engines.scan.classes import Classes, ClassRef, calls, dotted, functions
+from eagle3diag.engines.scan.target import ScannedTarget, scan_target
 
 __all__ = ["Code", "Draft", "Found", "Reader", "draft_architectures", "open_draft", "reader"]
 

@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import Any, cast
 
 from eagle3diag.errors import UsageError
-from eagle3diag.report.explorer import Explorer
+from eagle3diag.report.explore.explorer import Explorer
 from eagle3diag.report.layout import View
 
 __all__ = ["KINDS", "explore", "explorer", "live"]
 
 #: class name -> module and function: an ``Explorer`` of the result
 KINDS = {
-    "WeightDiff": ("explore_weights", "diff_explorer"),
-    "HiddenDump": ("explore_hidden", "dump_explorer"),
-    "TokenNorms": ("explore_hidden", "tokens_explorer"),
-    "Opened": ("explore_draft", "opened_explorer"),
-    "Bench": ("explore_draft", "bench_explorer"),
-    "Report": ("explore_report", "report_explorer"),
-    "Study": ("explore_report", "study_explorer"),
+    "WeightDiff": ("weights", "diff_explorer"),
+    "HiddenDump": ("hidden", "dump_explorer"),
+    "TokenNorms": ("hidden", "tokens_explorer"),
+    "Opened": ("draft", "opened_explorer"),
+    "Bench": ("draft", "bench_explorer"),
+    "Report": ("report", "report_explorer"),
+    "Study": ("report", "study_explorer"),
 }
 _OPEN = "it keeps numbers and no rows to run again: explore what eagle3diag.report.opened.opened(draft, dump, target) opens"
 #: results that do not keep what they were made of -> what to explore in their place
@@ -51,7 +51,7 @@ def explorer(result: object) -> Explorer:
     if name not in KINDS:
         raise UsageError(f"{a} {name} cannot be explored; there are explorers of {', '.join(KINDS)}")
     module, function = KINDS[name]
-    return cast(Explorer, getattr(import_module(f"eagle3diag.report.{module}"), function)(result))
+    return cast(Explorer, getattr(import_module(f"eagle3diag.report.explore.{module}"), function)(result))
 
 
 def explore(result: object, *, static: bool = True) -> None:
@@ -80,7 +80,7 @@ def explore(result: object, *, static: bool = True) -> None:
     if not live():
         show(otherwise=f"In a live notebook controls stand here: {made.how}.")
         return
-    from eagle3diag.report.widgets import display_board
+    from eagle3diag.report.explore.widgets import display_board
 
     show(View(title="", summary=f"{made.how[0].upper()}{made.how[1:]}."))
     display_board(made)

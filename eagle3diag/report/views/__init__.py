@@ -1,9 +1,9 @@
 """Every public result as a ``View``, and from that as text for a terminal, HTML for a notebook, or a table for pandas.
 
 ``display.Shown`` asks here when a result is printed, so results themselves know nothing of rendering. The functions per noun stand in
-``views_serving``, ``views_checkpoint``, ``views_engines``, ``views_weights``, ``views_hidden``, ``views_draft`` and ``views_report``; the
+``serving``, ``checkpoint``, ``engines``, ``weights``, ``hidden``, ``draft`` and ``report``; the
 noun is told by its class name, which spares importing the rooms a result does not come from. What results are made of (`Piece`) has a
-sentence each in ``views_pieces``.
+sentence each in ``pieces``.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ __all__ = ["KINDS", "frame", "html", "line", "plain", "view"]
 
 #: class name -> module and stem: ``<stem>_view(result)`` is its view, ``<stem>_records(result)`` the rows of its main table.
 KINDS = {
-    "Checkpoint": ("views_checkpoint", "checkpoint"),
-    "DraftSpec": ("views_checkpoint", "spec"),
-    "TargetSpec": ("views_checkpoint", "target"),
-    "Launch": ("views_engines", "launch"),
-    "Contract": ("views_engines", "contract"),
-    "ServedDraft": ("views_engines", "served"),
-    "EngineScan": ("views_scan", "scan"),
-    "WeightDiff": ("views_weights", "diff"),
-    "ValueChange": ("views_weights", "change"),
-    "TensorStats": ("views_weights", "stats"),
-    "Conversion": ("views_weights", "conversion"),
-    "HiddenDump": ("views_hidden", "dump"),
-    "NormProfile": ("views_hidden", "profile"),
-    "TokenNorms": ("views_hidden", "tokens"),
-    "DumpComparison": ("views_hidden", "comparison"),
-    "Capture": ("views_hidden", "capture"),
-    "Agreement": ("views_draft", "agreement"),
-    "WiringRanking": ("views_draft", "ranking"),
-    "Explanations": ("views_draft", "explanations"),
-    "ServedAcceptance": ("views_draft", "acceptance"),
-    "EngineAcceptance": ("views_draft", "engine"),
-    "GreedyLoop": ("views_draft", "loop"),
-    "ServingLog": ("views_serving", "log"),
-    "Payoff": ("views_serving", "payoff"),
-    "Explanation": ("views_serving", "explanation"),
-    "Compatibility": ("views_serving", "compatibility"),
-    "Report": ("views_report", "report"),
-    "Study": ("views_report", "study"),
-    "Opened": ("views_report", "opened"),
-    "LogStudy": ("views_report", "logstudy"),
+    "Checkpoint": ("checkpoint", "checkpoint"),
+    "DraftSpec": ("checkpoint", "spec"),
+    "TargetSpec": ("checkpoint", "target"),
+    "Launch": ("engines", "launch"),
+    "Contract": ("engines", "contract"),
+    "ServedDraft": ("engines", "served"),
+    "EngineScan": ("scan", "scan"),
+    "WeightDiff": ("weights", "diff"),
+    "ValueChange": ("weights", "change"),
+    "TensorStats": ("weights", "stats"),
+    "Conversion": ("weights", "conversion"),
+    "HiddenDump": ("hidden", "dump"),
+    "NormProfile": ("hidden", "profile"),
+    "TokenNorms": ("hidden", "tokens"),
+    "DumpComparison": ("hidden", "comparison"),
+    "Capture": ("hidden", "capture"),
+    "Agreement": ("draft", "agreement"),
+    "WiringRanking": ("draft", "ranking"),
+    "Explanations": ("draft", "explanations"),
+    "ServedAcceptance": ("draft", "acceptance"),
+    "EngineAcceptance": ("draft", "engine"),
+    "GreedyLoop": ("draft", "loop"),
+    "ServingLog": ("serving", "log"),
+    "Payoff": ("serving", "payoff"),
+    "Explanation": ("serving", "explanation"),
+    "Compatibility": ("serving", "compatibility"),
+    "Report": ("report", "report"),
+    "Study": ("report", "study"),
+    "Opened": ("report", "opened"),
+    "LogStudy": ("report", "logstudy"),
 }
 
 MAX_LINES = 20  #: of a repr
@@ -62,7 +62,7 @@ def _maker(result: object, what: str) -> Any:
     if name not in KINDS:
         raise UsageError(f"a {name} has no {'table' if what == 'records' else 'view'}; known are {', '.join(KINDS)}")
     module, stem = KINDS[name]
-    return getattr(import_module(f"eagle3diag.report.{module}"), f"{stem}_{what}")
+    return getattr(import_module(f"eagle3diag.report.views.{module}"), f"{stem}_{what}")
 
 
 def view(result: object) -> View:
@@ -74,7 +74,7 @@ def view(result: object) -> View:
     if isinstance(result, View):
         return result
     if isinstance(result, Piece):
-        from eagle3diag.report.views_pieces import piece_view
+        from eagle3diag.report.views.pieces import piece_view
 
         return piece_view(result)
     return cast(View, _maker(result, "view")(result))
@@ -82,7 +82,7 @@ def view(result: object) -> View:
 
 def line(piece: Piece) -> str:
     """The ``repr`` of a piece: one line, its class and a sentence."""
-    from eagle3diag.report.views_pieces import line
+    from eagle3diag.report.views.pieces import line
 
     return line(piece)
 

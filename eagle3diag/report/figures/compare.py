@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError, escaped
 from eagle3diag.report.layout import figure_text
-from eagle3diag.report.views_hidden import comparison_view, state_name
+from eagle3diag.report.views.hidden import comparison_view, state_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """A target class in an engine's source: does it hand out auxiliary states, which by default, and what a configured id captures.
 
-Three readings: the class and its hook, through base classes and delegation to an inner language model (``scan_classes``); the rule from ids
-to layers, by walking the hook on numbers (``scan_hook``); and the place in the inner model's loop where a state is kept, which says what
+Three readings: the class and its hook, through base classes and delegation to an inner language model (``classes``); the rule from ids
+to layers, by walking the hook on numbers (``hook``); and the place in the inner model's loop where a state is kept, which says what
 a layer number means, whether the embedding and the last layer can be had, and whether anything is kept at all. The result is a
 ``Behaviour`` as the recorded tables hold it.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eagle3diag.display import Piece
-from eagle3diag.engines.scan_classes import Classes, ClassRef, calls
-from eagle3diag.engines.scan_hook import SetLayers, set_layers
-from eagle3diag.engines.scan_kept import Kept, constant, kept_by
-from eagle3diag.engines.scan_source import pinned
+from eagle3diag.engines.scan.classes import Classes, ClassRef, calls
+from eagle3diag.engines.scan.hook import SetLayers, set_layers
+from eagle3diag.engines.scan.kept import Kept, constant, kept_by
+from eagle3diag.engines.scan.source import pinned
 from eagle3diag.engines.targets import Behaviour
 
 __all__ = ["ScannedTarget", "scan_target"]

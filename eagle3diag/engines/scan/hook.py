@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3diag.engines.scan_classes import Classes, ClassRef, Function, dotted
-from eagle3diag.engines.scan_values import PLAIN, UNKNOWN, Bound, Class, Layer, Layers, Thing, Unknown, binary, compare, fixed_text
+from eagle3diag.engines.scan.classes import Classes, ClassRef, Function, dotted
+from eagle3diag.engines.scan.values import PLAIN, UNKNOWN, Bound, Class, Layer, Layers, Thing, Unknown, binary, compare, fixed_text
 
 __all__ = ["SetLayers", "set_layers"]
 

@@ -20,19 +20,19 @@ __all__ = ["KINDS", "alt", "caption", "chart", "picture", "plot", "png"]
 
 #: class name -> module and stem: ``<stem>_plot(result)``, ``<stem>_caption(result)``, ``<stem>_alt(result)``
 KINDS = {
-    "ServedDraft": ("figures_served", "served"),
-    "Report": ("figures_served", "served"),
-    "ServingLog": ("figures_serving", "log"),
-    "WeightDiff": ("figures_weights", "diff"),
-    "NormProfile": ("figures_hidden", "profile"),
-    "TokenNorms": ("figures_hidden", "tokens"),
-    "DumpComparison": ("figures_compare", "comparison"),
-    "Compatibility": ("figures_observed", "compatibility"),
-    "Agreement": ("figures_draft", "agreement"),
-    "WiringRanking": ("figures_draft", "ranking"),
-    "ServedAcceptance": ("figures_draft", "acceptance"),
-    "EngineAcceptance": ("figures_draft", "engine"),
-    "Explanations": ("figures_observed", "explanations"),
+    "ServedDraft": ("served", "served"),
+    "Report": ("served", "served"),
+    "ServingLog": ("serving", "log"),
+    "WeightDiff": ("weights", "diff"),
+    "NormProfile": ("hidden", "profile"),
+    "TokenNorms": ("hidden", "tokens"),
+    "DumpComparison": ("compare", "comparison"),
+    "Compatibility": ("observed", "compatibility"),
+    "Agreement": ("draft", "agreement"),
+    "WiringRanking": ("draft", "ranking"),
+    "ServedAcceptance": ("draft", "acceptance"),
+    "EngineAcceptance": ("draft", "engine"),
+    "Explanations": ("observed", "explanations"),
 }
 
 DPI = 100
@@ -54,7 +54,7 @@ def _drawn(result: object, what: str) -> Any:
     if name not in KINDS:
         raise UsageError(f"a {name} has no picture; there is one of {', '.join(KINDS)}")
     module, stem = KINDS[name]
-    return getattr(import_module(f"eagle3diag.report.{module}"), f"{stem}_{what}")(result)
+    return getattr(import_module(f"eagle3diag.report.figures.{module}"), f"{stem}_{what}")(result)
 
 
 def png(figure: Figure) -> bytes:

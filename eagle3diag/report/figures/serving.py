@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import UsageError
 from eagle3diag.report.layout import count
-from eagle3diag.report.views_serving import length_words
+from eagle3diag.report.views.serving import length_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from eagle3diag.engines.scan_source import Source
+from eagle3diag.engines.scan.source import Source
 
 __all__ = ["ClassRef", "Classes", "calls", "dotted", "functions"]
 

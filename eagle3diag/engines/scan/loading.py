@@ -1,6 +1,6 @@
 """What an engine's loader does with the names in a draft's file, in its source: renames, prefixes, what is skipped, unknown, missing.
 
-Readers as in ``scan_draft``.
+Readers as in ``draft``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from eagle3diag.engines.scan_classes import calls, dotted
-from eagle3diag.engines.scan_draft import Code, Draft, Found, Reader, reader
+from eagle3diag.engines.scan.classes import calls, dotted
+from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
 
 __all__ = ["read_loading"]
 
