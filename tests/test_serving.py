@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.cli import main
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.rules.case import check, make_case
 from eagle3diag.rules.explain import explain
+from eagle3diag.rules.explain_words import CAUSES, WIRING_KINDS
 from eagle3diag.rules.logcase import check_log, engine_of, launch_of
 from eagle3diag.rules.model import Report
 from eagle3diag.serving import metrics
@@ -192,6 +195,11 @@ def test_a_pooled_length_does_not_hide_a_collapse(tmp_path: Path) -> None:
     assert "the last 60 of 120 lines" in next(f.title for f in report.findings if f.code == "SRV801")
     for healthy in (restarted[::-1], restarted[:70], [sglang_line(i, 1.0 if i % 3 else 2.6) for i in range(120)]):
         assert "SRV801" not in _codes(_judged(tmp_path, healthy))
+
+
+def test_every_switch_of_a_wiring_is_a_cause_of_some_kind() -> None:
+    assert set(WIRING_KINDS) == {f.name for f in dataclasses.fields(Wiring)}
+    assert set(WIRING_KINDS.values()) <= set(CAUSES)
 
 
 def test_causes_that_tie_are_not_ranked(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def unreadable(case: Case) -> Iterator[Finding]:
     format (`eagle3diag.hidden.portable.write_sample`).
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     Formats: dialects 4.4; reports SpecForge d287b1f8, vLLM blog issue 184 (axis order in another order than documented).
@@ -208,7 +208,7 @@ def holes(case: Case) -> Iterator[Finding]:
     dump in bfloat16.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     SpecForge#104, speculators#615, #966 and #994.
@@ -253,7 +253,7 @@ def garbage(case: Case) -> Iterator[Finding]:
     Dump these samples again; a reader must check how many bytes it got.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     SpecForge d287b1f8 (short zero-copy read accepted).
@@ -297,7 +297,7 @@ def misaligned(case: Case) -> Iterator[Finding]:
     of token t in row t. Shift in the trainer, not in the dump.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     speculators#279 and #283, SpecForge 9ca23a3d, sglang#26163; alignment: dialects 4.3.

@@ -41,7 +41,7 @@ def slots(case: Case) -> Iterator[Finding]:
     Dump the layers the draft was trained on, in its order; or point the draft's config at the layers that are there.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     Dialects 4.1 and 4.4; `eagle3diag` sample dumps (norms 66, 152, 555, 765 at HF 2, 15, 27 and the end of 30 layers).
@@ -289,7 +289,7 @@ def loss_mask(case: Case) -> Iterator[Finding]:
     Rebuild the mask with the chat template the target is served with; look at one sample's masked text before a long run.
 
     ## Engine versions
-    None. ModelOpt's default mask is all one (`answer_only_loss` False).
+    All: it does not depend on the engine. ModelOpt's default mask is all one (`answer_only_loss` False).
 
     ## Source
     speculators#346, SpecForge d8f97e49, dialects 4.3.

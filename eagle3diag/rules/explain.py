@@ -8,7 +8,7 @@ are always among the candidates: the checkpoint is innocent, and the wiring is s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -284,7 +284,7 @@ def _dump(case: Case, log: ServingLog, scales: _Scales, notes: list[str]) -> tup
             length = engine.served.expected_length[k]
             near = abs(length - seen.length) <= 0.05 + 3 * seen.error
             label = case.served.contract.label
-            kinds = _kinds_of(engine.change)
+            kinds = _kinds_of(at.bench.base.differences(case.served.wiring))
             if near:
                 scales.add(SETTLES, f"{label} would run it with {engine.change}, which gets {length:.2f} on the dump", *kinds)
             else:
@@ -311,10 +311,9 @@ def _positions(seen: Sequence[float], own: Sequence[float]) -> str:
     return f"{a} % against {b} %"
 
 
-def _kinds_of(change: str) -> tuple[str, ...]:
-    """Kinds of cause that a change in words is about."""
-    found = {kind for word, kind in WIRING_KINDS if word in change}
-    return tuple(sorted(found)) or ("states",)
+def _kinds_of(change: Iterable[str]) -> tuple[str, ...]:
+    """Kinds of cause that a change of these fields of a wiring is about."""
+    return tuple(sorted({WIRING_KINDS[name] for name in change}))
 
 
 def _training(case: Case, log: ServingLog, scales: _Scales) -> None:
@@ -355,14 +354,14 @@ def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
     wirings = [c for c in compared.compared if c.name != OWN] if compared is not None else []
     allowed = [c for c in wirings if c.compatible]
     causes = [_group([c for c in allowed if c.group == g], scales) for g in sorted({c.group for c in allowed})]
-    covered = {kind for c in allowed for kind in _kinds_of(c.name)}
+    covered = {kind for c in allowed for kind in _kinds_of(c.change)}
     for kind, score in scales.score.items():
         if kind in covered and kind in FAULTS:
             continue
-        excluded = bool(wirings) and kind in FAULTS and kind in {k for c in wirings for k in _kinds_of(c.name)}
+        excluded = bool(wirings) and kind in FAULTS and kind in {k for c in wirings for k in _kinds_of(c.change)}
         contra = list(scales.contra.get(kind, ()))
         if excluded:
-            nearest = min((c for c in wirings if kind in _kinds_of(c.name)), key=lambda c: c.counts_z)
+            nearest = min((c for c in wirings if kind in _kinds_of(c.change)), key=lambda c: c.counts_z)
             contra.append(
                 f"tried on the dump, the nearest ({nearest.name}) gets {nearest.length:.2f}: {nearest.z:.1f} standard errors away"
             )
@@ -378,7 +377,7 @@ def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
 
 def _group(members: Sequence[Compared], scales: _Scales) -> Cause:
     """Wirings that counts cannot tell apart, as one cause: the best evidence of any member counts."""
-    kinds = list(dict.fromkeys(kind for c in members for kind in _kinds_of(c.name)))
+    kinds = list(dict.fromkeys(kind for c in members for kind in _kinds_of(c.change)))
     best = max(kinds, key=lambda k: scales.score.get(k, 0.0))
     first = members[0]
     names = tuple(c.name for c in members)

@@ -50,32 +50,15 @@ CODES: dict[str, tuple[str, ...]] = {
     "SRV805": ("repetition",),
 }
 
-#: words in the name of a wiring -> kind of cause
-WIRING_KINDS = (
-    ("layers", "states"),
-    ("state in front", "states"),
-    ("state shift", "states"),
-    ("token shift", "states"),
-    ("norm on the states", "states"),
-    ("fc ", "states"),
-    ("concat", "states"),
-    ("order in front", "states"),
-    ("mapping", "mapping"),
-    ("head", "mapping"),
-    ("embedding", "weights"),
-    ("left at their start", "weights"),
-    ("never filled", "weights"),
-    ("tensors left out", "weights"),
-    ("norm_output", "recurrence"),
-    ("norm_before_residual", "recurrence"),
-    ("final_norm", "recurrence"),
-    ("double_norm", "recurrence"),
-    ("position gap", "recurrence"),
-    ("rope", "config"),
-    ("norm_before_fc", "config"),
-    ("fc_norm", "config"),
-    ("sliding", "context"),
-)
+#: field of a ``Wiring`` that differs -> kind of cause
+WIRING_KINDS = {
+    **dict.fromkeys(("aux_layers", "aux_layers_verify", "state", "fc", "token_shift", "state_shift", "concat", "aux_norm"), "states"),
+    **dict.fromkeys(("mapping", "head"), "mapping"),
+    **dict.fromkeys(("embedding", "unfilled"), "weights"),
+    **dict.fromkeys(("norm_output", "norm_before_residual", "final_norm", "double_norm", "deep_layer_norm", "position_gap"), "recurrence"),
+    **dict.fromkeys(("rope_theta", "rope_scaling", "norm_before_fc", "fc_norm"), "config"),
+    "sliding_window": "context",
+}
 
 
 class _Ranked(Protocol):

@@ -274,7 +274,7 @@ def repetition(case: Case) -> Iterator[Finding]:
     Look at the answers. Measure on varied prompts with the sampling of service.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     Field reports J13 (0.85, 0.85, 0.85), G11.

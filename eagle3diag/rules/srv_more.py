@@ -85,7 +85,7 @@ def pays(case: Case) -> Iterator[Finding]:
     same load: SGLang caps running requests at 48 with speculation.
 
     ## Engine versions
-    None.
+    All: it does not depend on the engine.
 
     ## Source
     Field reports G15 (base 222 tokens/s, with a draft 160 at length 1.86).

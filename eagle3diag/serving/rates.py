@@ -38,15 +38,13 @@ def by_version(version: str | None) -> str | None:
     """The definition of a release, None where it prints no rate or is not known."""
     if version is None:
         return None
-    from eagle3diag.engines.versions import at_least, parse
+    from eagle3diag.engines.contract import load_contract
 
     try:
-        parse(version)
+        value = load_contract("sglang", version).facts["accept_rate"].value
     except Eagle3DiagError:
         return None
-    if not at_least(version, "0.5.4"):
-        return None
-    return DRAFTS if at_least(version, "0.5.11") else BONUS
+    return {"with-bonus": BONUS, "with-bonus-steps": BONUS, "drafts": DRAFTS}.get(value)
 
 
 def reading(pairs: Mapping[tuple[float, float], int], version: str | None = None) -> RateReading:
