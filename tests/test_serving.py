@@ -15,7 +15,7 @@ from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.rules.case import check, make_case
 from eagle3diag.rules.explain import explain
 from eagle3diag.rules.explain_words import CAUSES, WIRING_KINDS
-from eagle3diag.rules.logcase import check_log, engine_of, launch_of
+from eagle3diag.rules.logcase import check_log, engine_of_log, launch_of
 from eagle3diag.rules.model import Report
 from eagle3diag.serving import metrics
 from eagle3diag.serving.logs import open_log, read_bytes
@@ -249,7 +249,7 @@ def test_engine_and_launch_come_from_the_log(tmp_path: Path) -> None:
     other = make_case(draft, target=target, log=str(LOGS / "sglang-0.5.23.log"), engine="sglang==0.5.9", headers_only=True)
     assert any("the log says sglang 0.5.23" in n for n in other.notes)
     two = open_log(str(LOGS / "vllm-0.33.0.log"))
-    assert engine_of(two) == "vllm==0.33.0"
+    assert engine_of_log(two) == "vllm==0.33.0"
     launch = launch_of(two)
     assert launch is not None
     assert launch.draft_tokens == 3

@@ -19,6 +19,7 @@ from eagle3diag.engines.load import Loaded, load
 from eagle3diag.engines.model import AuxCapture, Contract, FcState, Launch, Refusal, ServedDraft, TensorFate
 from eagle3diag.engines.parameters import Parameter, build_parameters, uses_aux, wants_norm_before_fc
 from eagle3diag.engines.refusals import construction, later, start
+from eagle3diag.engines.targets import not_dense
 from eagle3diag.engines.view import EngineView, Sizes, engine_view, sizes
 
 __all__ = ["contract_for", "serve"]
@@ -51,29 +52,6 @@ def contract_for(
     first = load_contract(name, version, runner=runner)
     seen = engine_view(draft, spec, first).draft_class or spec.draft_class
     return load_contract(name, version, runner=runner, draft_class=seen)
-
-
-def not_dense(target: TargetSpec) -> bool:
-    """True for a mixture of experts or a hybrid (linear attention, state space) target, by its config's keys."""
-    marks = (
-        "num_experts",
-        "n_routed_experts",
-        "num_local_experts",
-        "linear_num_value_heads",
-        "mamba_num_heads",
-        "mamba_d_state",
-        "ssm_state_size",
-    )
-    pending: list[Any] = [target.checkpoint.config] if target.checkpoint is not None else []
-    for _ in range(64):  # a config nests a few levels, not more
-        if not pending:
-            return False
-        at = pending.pop()
-        if isinstance(at, dict):
-            if any(isinstance(at.get(m), int) and at[m] > 0 for m in marks):
-                return True
-            pending += [v for v in at.values() if isinstance(v, dict)]
-    return False
 
 
 def _after_load(

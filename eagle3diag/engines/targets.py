@@ -23,7 +23,7 @@ from eagle3diag.errors import escaped
 if TYPE_CHECKING:
     from eagle3diag.engines.scan.target import ScannedTarget
 
-__all__ = ["GENERIC", "Behaviour", "TargetSupport", "built_class", "target_support"]
+__all__ = ["GENERIC", "Behaviour", "TargetSupport", "built_class", "not_dense", "target_support"]
 
 _DATA = Path(__file__).parent / "contracts"
 
@@ -231,3 +231,26 @@ def target_support(contract: Contract, target: TargetSpec | None, launch: Launch
         )
         return TargetSupport(True, since, message, None, row)
     return TargetSupport(True, since, "", None, row)
+
+
+def not_dense(target: TargetSpec) -> bool:
+    """True for a mixture of experts or a hybrid (linear attention, state space) target, by its config's keys."""
+    marks = (
+        "num_experts",
+        "n_routed_experts",
+        "num_local_experts",
+        "linear_num_value_heads",
+        "mamba_num_heads",
+        "mamba_d_state",
+        "ssm_state_size",
+    )
+    pending: list[Any] = [target.checkpoint.config] if target.checkpoint is not None else []
+    for _ in range(64):  # a config nests a few levels, not more
+        if not pending:
+            return False
+        at = pending.pop()
+        if isinstance(at, dict):
+            if any(isinstance(at.get(m), int) and at[m] > 0 for m in marks):
+                return True
+            pending += [v for v in at.values() if isinstance(v, dict)]
+    return False

@@ -77,7 +77,7 @@ def served_here(
         CheckpointError: the log cannot be read.
         UsageError: no sample here.
     """
-    from eagle3diag.rules.logcase import engine_of, opened_log
+    from eagle3diag.rules.logcase import engine_of_log, opened_log
 
     if draft is None:
         from eagle3diag.report.sample import sample
@@ -85,7 +85,7 @@ def served_here(
         paths = sample()
         draft, target, log, dump = paths.draft, target or paths.target, log or paths.lost, dump or paths.dumps
     logs = () if log is None else (opened_log(log),)
-    return Served(draft=draft, target=target, dump=dump, logs=logs, engine=engine or (engine_of(logs[0]) if logs else None))
+    return Served(draft=draft, target=target, dump=dump, logs=logs, engine=engine or (engine_of_log(logs[0]) if logs else None))
 
 
 def cost(report: Report, dump: str | None, steps: int = 4) -> tuple[EngineAcceptance, ...]:

@@ -56,10 +56,10 @@ def quoted(study: Study, parameters: Mapping[str, Any]) -> str:
     Args:
         parameters: what was asked, by name.
     """
-    from eagle3diag.report.findings import findings_view
     from eagle3diag.report.origin import origin_view
     from eagle3diag.report.private import without_home
     from eagle3diag.report.views import view
+    from eagle3diag.report.views.findings import findings_view
 
     views = (view(study), findings_view(study.reports, "Findings"), origin_view(study, parameters, "Made from"))
     return without_home("\n".join(of(v) for v in views)).rstrip("\n")

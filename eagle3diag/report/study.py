@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3diag.display import Shown
 from eagle3diag.errors import UsageError
-from eagle3diag.report.findings import engine_of, findings_view
+from eagle3diag.report.findings import engine_of
 from eagle3diag.report.origin import origin_view
+from eagle3diag.report.views.findings import findings_view
 
 if TYPE_CHECKING:
     from eagle3diag.checkpoint.model import Checkpoint, DraftSpec, TargetSpec
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from eagle3diag.rules.model import Report
     from eagle3diag.serving.model import ServingLog
 
-__all__ = ["Study", "engine_of", "study"]
+__all__ = ["Study", "study"]
 
 DEFAULT_ENGINES = ("sglang", "vllm")  #: the newest of each on record
 
@@ -100,9 +101,9 @@ class Study(Shown):
 def _engines(engines: str | None, launch: str | None, log: ServingLog | None) -> list[str | None]:
     if engines is None:
         if log is not None:
-            from eagle3diag.rules.logcase import engine_of
+            from eagle3diag.rules.logcase import engine_of_log
 
-            told = engine_of(log)
+            told = engine_of_log(log)
             if told is not None and not launch:
                 return [told]
         return [None] if launch else list(DEFAULT_ENGINES)

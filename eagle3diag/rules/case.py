@@ -174,11 +174,11 @@ def make_case(
     training: Training | None = None
     asked = engine
     if log is not None:
-        from eagle3diag.rules.logcase import engine_of, launch_of, opened_log
+        from eagle3diag.rules.logcase import engine_of_log, launch_of, opened_log
 
         told = opened_log(log, _version(engine, "sglang"))
         if engine is None and parsed is None:
-            parsed, engine = launch_of(told), engine_of(told)
+            parsed, engine = launch_of(told), engine_of_log(told)
             if engine is None:
                 parsed = None
     chosen, notes = _engine(engine, parsed)

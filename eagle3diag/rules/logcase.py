@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eagle3diag.engines.model import Launch
     from eagle3diag.serving.model import ServingLog, Training
 
-__all__ = ["check_log", "engine_of", "launch_of", "log_case", "opened_log", "opened_training"]
+__all__ = ["check_log", "engine_of_log", "launch_of", "log_case", "opened_log", "opened_training"]
 
 Source = str | PathLike[str]
 
@@ -53,7 +53,7 @@ def opened_training(metrics: Source | Training | None, draft: Checkpoint | None 
     return found, (f"training metrics taken from val_metrics.json beside the draft ({found.source})",)
 
 
-def engine_of(log: ServingLog) -> str | None:
+def engine_of_log(log: ServingLog) -> str | None:
     """``sglang==0.5.9`` where the log names engine and version, and the engine is one on record."""
     if log.engine not in ("sglang", "vllm") or log.version is None:
         return None

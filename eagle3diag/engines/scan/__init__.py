@@ -335,8 +335,7 @@ def scanned_contract(
     quantised = launch is not None and bool(launch.quantization)
     moe = False
     if target is not None:
-        from eagle3diag.engines.serve import not_dense
-        from eagle3diag.engines.targets import built_class
+        from eagle3diag.engines.targets import built_class, not_dense
 
         arch, text = built_class(engine, target, launch), target.text_architecture.value
         quantised = quantised or bool(target.quantization.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from eagle3diag.report.findings import engine_of, joined
 from eagle3diag.report.layout import Block, Table, View, count, size, table, value_text
 
 if TYPE_CHECKING:
@@ -89,8 +90,6 @@ def report_view(report: Report) -> View:
 
 def study_records(study: Study) -> list[dict[str, Any]]:
     """One row an engine: engine, verdict, codes of errors and of warnings, causes before consequences."""
-    from eagle3diag.report.findings import engine_of, joined
-
     rows = []
     for r in study.reports:
         found = [j.finding for j in joined([r])]
@@ -101,8 +100,6 @@ def study_records(study: Study) -> list[dict[str, Any]]:
 
 def study_view(study: Study) -> View:
     """The verdict per engine with its codes in one sentence; what is wrong, worst first; the same by engine."""
-    from eagle3diag.report.findings import joined
-
     rows = study_records(study)
     worst = min(rows, key=lambda r: list(STATUS).index(r["verdict"]))
     verdicts = "; ".join(f"{r['verdict']} with {r['engine']}{_codes(r)}" for r in rows)
