@@ -100,11 +100,11 @@ def test_the_dialect_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_engine_changes_lists_what_a_copy_does_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "docs"))
     try:
         import engine_changes  # type: ignore[import-not-found]
     finally:
-        sys.path.remove(str(ROOT / "tools"))
+        sys.path.remove(str(ROOT / "docs"))
     patch = ('getattr(config, "bias", False))\n        self.midlayer', "True)\n        self.midlayer")
     said = []
     for name, changes in (("plain", {}), ("patched", {"llama_eagle3": patch})):

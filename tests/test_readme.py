@@ -100,9 +100,7 @@ def test_every_path_is_there() -> None:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.startswith(("add", "arch"))])
 def test_every_file_a_page_names_is_there(page: str) -> None:
     """Files in backticks stand in the repository, by their whole path or by their name."""
-    known = {
-        p.relative_to(ROOT).as_posix() for top in ("eagle3diag", "tests", "tools", "benchmarks", "docs") for p in (ROOT / top).rglob("*.*")
-    }
+    known = {p.relative_to(ROOT).as_posix() for top in ("eagle3diag", "tests", "benchmarks", "docs") for p in (ROOT / top).rglob("*.*")}
     for name in re.findall(r"`([\w./]+\.(?:py|toml))`", PAGES[page]):
         assert any(path == name or path.endswith(f"/{name}") for path in known), name
 

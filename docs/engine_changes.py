@@ -6,7 +6,7 @@ less than a person does, and what it cannot read is listed at the end, to be loo
 
 The private look-ups of ``targets`` and ``scan_target`` are used on purpose: the record as data is what is compared.
 
-Run: ``python tools/engine_changes.py SOURCE [--against VERSION]``; SOURCE is a folder, a wheel, or a wheel's URL. Always exits with 0.
+Run: ``python docs/engine_changes.py SOURCE [--against VERSION]``; SOURCE is a folder, a wheel, or a wheel's URL. Always exits with 0.
 """
 
 from __future__ import annotations
