@@ -339,6 +339,8 @@ def test_version_and_help(run: Run) -> None:
         (("check", "x", "--eng", "sglang"), "--eng"),
         (("check", "x", "--baseline", "90"), "give --log too"),
         (("log", "nowhere"), "nowhere: no such log file"),
+        (("log", ""), "the path of the log is empty"),
+        (("norms", ""), "the path of the dump is empty"),
         (("log", "x", "--baseline", "0"), "no throughput"),
         (("check", "x", "--engine", "a", "--engine", "b"), "given twice"),
         (("check", "x", "--format", "yaml"), "yaml"),
@@ -383,6 +385,47 @@ def test_outputs_appear_whole_or_not_at_all(run: Run, draft: Path, tmp_path: Pat
     kept.write_text("before")
     run.refused("check", tmp_path / "nowhere", "-o", kept)
     assert kept.read_text() == "before"
+
+
+def test_an_output_never_takes_the_place_of_an_input(run: Run, draft: Path, tmp_path: Path) -> None:
+    before = {p: p.read_bytes() for p in draft.iterdir()}
+    weights, link, log = draft / "model.safetensors", tmp_path / "link.md", tmp_path / "server.log"
+    link.symlink_to(weights)
+    log.write_text("a log")
+    for out in (draft / "config.json", draft / "new.md"):
+        assert "checkpoint folder" in run.refused("check", weights, "-o", out)
+    for out in (weights, link):
+        assert "is an input" in run.refused("check", weights, "-o", out)
+    assert "checkpoint folder" in run.refused("notebook", "report", "-p", "draft", draft, "-o", draft / "page.html")
+    assert "is an input" in run.refused("check", draft, "--log", log, "-o", log)
+    assert "is an input" in run.refused("log", log, "-o", log)
+    assert {p: p.read_bytes() for p in draft.iterdir()} == before
+    assert log.read_text() == "a log"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in the file system here")
+def test_an_output_never_takes_the_place_of_a_device(run: Run, draft: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "is no ordinary file" in run.refused("check", draft, "-o", pipe)
+    assert pipe.is_fifo()
+
+
+def test_a_link_is_written_through(run: Run, draft: Path, tmp_path: Path) -> None:
+    link = tmp_path / "latest.md"
+    link.symlink_to(tmp_path / "real.md")
+    assert run("check", draft, "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert "HEALTHY" in (tmp_path / "real.md").read_text(encoding="utf-8")
+
+
+def test_a_full_disk_is_told_with_the_place(run: Run, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert "out.md was not written: No space left on device; choose another place" in run.refused("check", draft, "-o", tmp_path / "out.md")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["draft"]
 
 
 def test_a_launch_file_of_absurd_length(run: Run, draft: Path, tmp_path: Path) -> None:

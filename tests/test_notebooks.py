@@ -12,6 +12,7 @@ import pytest
 
 from eagle3diag.errors import UsageError
 from eagle3diag.report import notebooks
+from eagle3diag.report.execution import execute
 from eagle3diag.report.notebooks import checked, parameters
 from eagle3diag.report.parameters import TYPES, accept
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
@@ -204,6 +205,9 @@ def test_places_that_cannot_hold_a_report_are_refused_before_anything_runs(tmp_p
     for place in (tmp_path, tmp_path / "no" / "page.html"):
         with pytest.raises(UsageError, match="no place for the report"):
             notebooks.run("01_checkpoint", {}, place)
+    (tmp_path / "page.executed.ipynb").mkdir()
+    with pytest.raises(UsageError, match="no place for the executed notebook"):
+        notebooks.run("01_checkpoint", {}, tmp_path / "page.html")
     with pytest.raises(UsageError, match="no notebook"):
         notebooks.run("../report", {}, tmp_path / "page.html")
 
@@ -216,6 +220,38 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory of its own: nothing may depend on where a notebook is run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def noted(place: Path, *cells: str) -> Path:
+    """A notebook of these code cells."""
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    made.cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(made, place)
+    return place
+
+
+def test_nothing_is_imported_from_the_working_directory(elsewhere: Path) -> None:
+    for name in ("numpy", "ipykernel_launcher", "random", "IPython"):
+        (elsewhere / f"{name}.py").write_text("raise RuntimeError('a module of the working directory')")
+    done, failure = execute(noted(elsewhere / "x.ipynb", "import numpy, random\nprint(numpy.__name__)"), {})
+    assert failure == ""
+    assert done.cells[0].outputs[0].text == "numpy\n"
+
+
+@pytest.mark.parametrize("cell", ["import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "import os\nos.write(2, b'noise')"])
+def test_what_a_kernel_says_of_itself_is_not_on_stderr(cell: str, elsewhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, failure = execute(noted(elsewhere / "x.ipynb", cell), {})
+    assert ("stopped" in failure) == ("noise" not in cell)
+    assert capfd.readouterr().err == ""
+
+
+def test_no_room_for_temporary_files_is_told_with_the_place(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("papermill.execute_notebook", full)
+    with pytest.raises(UsageError, match=r"no notebook can run there \(No space left on device\): free room, or set TMPDIR"):
+        execute(noted(elsewhere / "x.ipynb", "1"), {})
 
 
 @pytest.mark.parametrize("name", NAMES)

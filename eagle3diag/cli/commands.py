@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eagle3diag.cli.output import emit, place, show
+from eagle3diag.cli.output import emit, outside, place, show
 from eagle3diag.errors import UsageError, escaped
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def _rendered(a: argparse.Namespace, name: str, params: dict[str, Any]) -> int:
     out = a.output or f"{notebooks.stem(name)}.html"
     if not a.output:
         place(a, out)
+    outside(argparse.Namespace(**params), out)
     done = notebooks.run(name, params, out)
     if a.format == "json":
         from eagle3diag.report.jsonout import dumps

@@ -24,26 +24,34 @@ def write(path: str, text: str) -> None:
 
 def place(a: argparse.Namespace, output: str) -> None:
     """Refuse, before any work is done, a file that has no place, or one inside a checkpoint that was only to be read."""
-    from pathlib import Path
+    from eagle3diag.report import files
 
-    goal = Path(output)
-    if goal.is_dir() or not goal.parent.is_dir():
-        what = "a folder" if goal.is_dir() else "in a folder that does not exist"
-        raise UsageError(f"no place for the output: {escaped(output, 200)} is {what}")
+    files.place(output)
     outside(a, output)
 
 
+#: arguments and parameters that name what is only read
+READ = ("draft", "target", "other", "dump", "a", "b", "log", "control", "metrics", "launch_file")
+
+
 def outside(a: argparse.Namespace, output: str) -> None:
-    """Refuse an output, be it a file or a folder that may be there already, inside a checkpoint that was only to be read."""
+    """Refuse an output, be it a file or a folder that may be there already, on an input or inside a checkpoint: both are only read."""
+    import os
     from pathlib import Path
 
-    folder = Path(output).parent.resolve()
-    for role in ("draft", "target", "other", "dump", "a", "b"):
-        given = getattr(a, role, None)
-        if given and folder == Path(given).resolve():
-            raise UsageError(
-                f"{escaped(output, 200)} would lie in the checkpoint folder {escaped(given, 200)}: choose another place with -o"
-            )
+    goal = Path(os.path.realpath(output))
+    for role in READ:
+        given = getattr(a, role, None) or ()
+        for one in [given] if isinstance(given, str) else given:
+            place = Path(os.path.realpath(one))
+            if goal == place and not place.is_dir():
+                raise UsageError(f"{escaped(output, 200)} is an input, which is only read: choose another place with -o")
+            if not place.is_dir() and (place.parent / "config.json").is_file():  # a file of a checkpoint stands for its folder
+                one, place = str(Path(one).parent), place.parent
+            if place in (goal.parent, goal):
+                raise UsageError(
+                    f"{escaped(output, 200)} would lie in the checkpoint folder {escaped(one, 200)}: choose another place with -o"
+                )
 
 
 def emit(a: argparse.Namespace, text: str) -> None:

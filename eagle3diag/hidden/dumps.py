@@ -43,6 +43,8 @@ def open_dump(path: str | os.PathLike[str], *, hidden: int | None = None) -> Hid
         >>> len(dump.samples), [slot.hf for slot in dump.aux][:5]
         (3, [0, 1, 2, 3, 14])
     """
+    if not os.fspath(path):
+        raise CheckpointError("the path of the dump is empty; give a dump file or a folder of them")
     given = Path(path)
     folder, files, passed = _files(given)
     hints = look_beside(_around(folder, files, given), hidden)

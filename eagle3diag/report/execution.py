@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eagle3diag.errors import escaped
+from eagle3diag.errors import UsageError, escaped
 
 __all__ = ["KERNEL", "execute", "kernel"]
 
@@ -20,6 +21,12 @@ KERNEL = "eagle3diag-here"
 #: errors whose message is the whole truth: no traceback is kept for them
 PLAIN_ERRORS = ("CheckpointError", "UsageError", "Eagle3DiagError")
 _CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # a temporary file that is called otherwise on each run
+#: What the kernel runs. Nothing is imported from the working directory, which may be a folder that somebody else filled; and what the
+#: kernel says of itself (that it was interrupted, that it lost its socket) is kept from stderr, where one line of ours is to stand.
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 2);"
+    " from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -42,8 +49,8 @@ def kernel(place: Path) -> Iterator[None]:
         "dist-packages",
     ):  # from a checkout: the kernel must find the same package, whatever its working directory
         env["PYTHONPATH"] = os.pathsep.join([str(top), *filter(None, [os.environ.get("PYTHONPATH")])])
-    quiet = ["--HistoryManager.enabled=False", "--log-level=ERROR"]
-    argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}", *quiet]
+    quiet = ["--HistoryManager.enabled=False", "--InteractiveShellApp.ignore_cwd=True"]
+    argv = [sys.executable, "-Xfrozen_modules=off", "-c", _START, "-f", "{connection_file}", *quiet]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python", "env": env}))
     before = {k: os.environ.get(k) for k in ("JUPYTER_PATH", "JUPYTER_PLATFORM_DIRS")}
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(place), *filter(None, [before["JUPYTER_PATH"]])])
@@ -58,6 +65,21 @@ def kernel(place: Path) -> Iterator[None]:
                 os.environ[key] = value
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Deprecations among the Jupyter packages, and what they log of a kernel that died, are not news of this run: stderr has one line."""
+    import warnings
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
     """Run the notebook at ``path``.
 
@@ -66,16 +88,16 @@ def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
 
     Returns:
         The executed notebook, cleaned of everything that differs from run to run, and why it stopped early: empty where it did not.
-    """
-    import warnings
 
+    Raises:
+        UsageError: no room for it among the temporary files.
+    """
     import nbformat
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
     failure = ""
-    with tempfile.TemporaryDirectory(prefix="eagle3diag-") as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations among the Jupyter packages are not this run's news
+    with tempfile.TemporaryDirectory(prefix="eagle3diag-") as place, _quiet():
         done = Path(place) / "executed.ipynb"  # papermill formats braces in paths: these have none
         source = nbformat.read(path, as_version=4)
         with kernel(Path(place) / "jupyter"):
@@ -91,8 +113,14 @@ def execute(path: Path, values: Mapping[str, Any]) -> tuple[Any, str]:
                 )
             except PapermillExecutionError as error:
                 failure = _one_line(error.ename, error.evalue)
-            except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died or never came up
-                failure = f"the notebook's kernel stopped: {escaped(error, 200)}"
+            except (RuntimeError, TimeoutError) as error:  # the kernel died or never came up
+                failure = (
+                    f"the notebook's kernel stopped ({escaped(error, 200)}), often for want of memory: give it more, or a smaller dump"
+                )
+            except OSError as error:  # what was written so far may be cut anywhere
+                raise UsageError(
+                    f"{Path(place).parent}: no notebook can run there ({error.strerror}): free room, or set TMPDIR to another folder"
+                ) from None
         notebook = nbformat.read(done, as_version=4) if done.exists() else source
     return _cleaned(notebook, path, values), failure
 

@@ -8,6 +8,7 @@ finding never fails a run. An unusable input does, and then the partial report i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,18 +69,13 @@ def stem(name: str) -> str:
     return name.removesuffix(".ipynb")
 
 
-def _load(name: str) -> Any:
-    import nbformat
-
+def _cell(name: str) -> str:
+    """The code of the parameters cell, read without the Jupyter packages: what there is can be listed before they are installed."""
     if stem(name) not in available():
         raise UsageError(f"no notebook {escaped(name)}: there are {', '.join(available())}")
-    return nbformat.read(folder() / f"{stem(name)}.ipynb", as_version=4)
-
-
-def _cell(name: str) -> str:
-    for cell in _load(name).cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            return str(cell.source)
+    for cell in json.loads((folder() / f"{stem(name)}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            return "".join(cell["source"])
     return ""
 
 
@@ -131,16 +127,15 @@ def run(name: str, params: Mapping[str, Any], out: str | Path) -> Rendered:
     except ImportError as error:
         raise UsageError(f"running notebooks needs {error.name}: python -m pip install 'eagle3diag[notebook]'") from None
     from eagle3diag.report.execution import execute
-    from eagle3diag.report.files import write_text
+    from eagle3diag.report.files import place, write_text
     from eagle3diag.report.render import rendered
 
     values = checked(name, params)
     goal = Path(out)
-    if goal.is_dir() or not goal.parent.is_dir():
-        what = "a folder" if goal.is_dir() else "in a folder that does not exist"
-        raise UsageError(f"no place for the report: {escaped(goal, 200)} is {what}")
-    notebook, failure = execute(folder() / f"{stem(name)}.ipynb", values)
     beside = goal.with_name(f"{goal.name.removesuffix('.html')}.executed.ipynb")
+    place(goal, "report")
+    place(beside, "executed notebook")
+    notebook, failure = execute(folder() / f"{stem(name)}.ipynb", values)
     import nbformat
 
     write_text(beside, nbformat.writes(notebook) + "\n")

@@ -62,6 +62,8 @@ def log_files(path: str) -> tuple[str, ...]:
     Raises:
         CheckpointError: nothing is there, or the folder holds no files.
     """
+    if not path:
+        raise CheckpointError("the path of the log is empty; give a file, a folder of rotated files, or http://HOST:PORT")
     at = Path(path)
     if not at.exists():
         raise CheckpointError(f"{escaped(path, 200)}: no such log file; give a file, a folder of rotated files, or http://HOST:PORT")
