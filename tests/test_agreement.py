@@ -141,6 +141,15 @@ def test_nothing_that_tells_the_target_is_one_line(one: Bench) -> None:
         answers(bare, one.slots, one.status, TargetTables(path="x"))
 
 
+def test_a_dump_of_a_target_of_another_width_is_one_line(one: Bench) -> None:
+    sample, _ = one.samples[0]
+    wide = replace(
+        sample, target_argmax=None, topk_ids=None, topk_logprobs=None, states={k: s.repeat(1, 2) for k, s in sample.states.items()}
+    )
+    with pytest.raises(CheckpointError, match=r"the final state is 1152 wide, the head of the target takes 576: the dump is of another"):
+        answers(wide, one.slots, one.status, one.tables)
+
+
 def test_on_policy_agrees_where_chains_live(found: Agreement) -> None:
     """The text is the target's own greedy text: as long as a chain is right, it is fed the text."""
     assert found.follows > 0.99

@@ -325,6 +325,21 @@ def test_the_picture_counts_layers() -> None:
     assert figures.png(figures.plot(deep)).startswith(b"\x89PNG")
 
 
+def test_a_picture_has_an_end_however_many_layers_and_states_there_are() -> None:
+    names = [f"layers.{k}.mlp.up_proj.weight" for k in range(1000)]
+    endless = served(
+        tensors={n: TensorFate("loaded", f"model.{n}") for n in names[:500]},
+        never_filled=dict.fromkeys(names[500:], "uninitialised"),
+        aux=AuxCapture(None, "draft config", tuple(range(500)), None, hook=True),
+    )
+    last = [p for p in figures_served.components(endless) if p.name.startswith("layer")][-1]
+    assert (last.name, last.state, last.note) == ("layers 8 to 999", "lost", "500 of 992 not what was trained")
+    figure = figures.plot(endless)
+    assert figure.get_figheight() < 40
+    assert len(figures.png(figure)) < 1_000_000
+    assert len(figures.caption(endless)) < 4000
+
+
 def test_a_picture_without_taps_says_why() -> None:
     for hook in (False, None):
         aux = AuxCapture(None, "unknown", None, None, hook=hook)

@@ -49,13 +49,23 @@ class Answers:
 def final_states(
     sample: Sample, slots: tuple[Slot, ...], status: NormStatus, tables: TargetTables, target_layers: int | None = None
 ) -> Tensor | None:
-    """[T, hidden] float32: the target's last states after its final norm; None where the dump or the norm is missing."""
+    """[T, hidden] float32: the target's last states after its final norm; None where the dump or the norm is missing.
+
+    Raises:
+        CheckpointError: they are not as wide as the target's norm and head.
+    """
     final = next((s for s in slots if s.role == "final"), None)
     if final is None and target_layers is not None:
         final, status = next((s for s in slots if s.hf == target_layers), None), "pre"
     if final is None or status == "unknown":
         return None
     state = sample.states[final.position].float()
+    for what, table in (("head", tables.head), ("final norm", tables.final_norm)):
+        if table is not None and table.shape[-1] != state.shape[-1]:
+            raise CheckpointError(
+                f"{escaped(sample.name)}: the final state is {state.shape[-1]} wide, the {what} of the target takes {table.shape[-1]}: "
+                "the dump is of another target"
+            )
     if status == "post":
         return state
     return None if tables.final_norm is None else rms_norm(state, tables.final_norm.float(), tables.eps)
@@ -81,7 +91,7 @@ def answers(
         target_layers: N, to find a final state among the captured ones.
 
     Raises:
-        CheckpointError: neither choices nor a final state with norm and head are at hand.
+        CheckpointError: neither choices nor a final state with norm and head are at hand, or they are of another width.
     """
     greedy, source = _stored(sample)
     state = None

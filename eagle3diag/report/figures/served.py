@@ -36,6 +36,8 @@ MEANING = {
     "skipped": "does not run",
 }
 _SIDE = 1.75  #: inches: width of the target
+_LAYERS = 10  #: with more layers the deep ones share a box
+_STATES = 32  #: with more states, as many are drawn
 _FOOT = 0.26  #: inches: height of a line under the picture
 
 
@@ -170,9 +172,15 @@ def components(served: ServedDraft) -> list[Part]:
         fc = _filled(served, "fc.") or fc
     parts = [Part("embed_tokens", *embedding), Part("fc", *fc)]
     named = " ".join([*served.never_filled, *(f.as_ for f in served.tensors.values())])
-    for k in sorted({int(i) for i in re.findall(r"\blayers\.(\d{1,3})\.", named)}) or [0]:
+    layers = sorted({int(i) for i in re.findall(r"\blayers\.(\d{1,3})\.", named)}) or [0]
+    drawn = layers if len(layers) <= _LAYERS else layers[: _LAYERS - 2]
+    for k in drawn:
         for stem, label in (("", "norms"), ("self_attn.", "attention"), ("mlp.", "mlp")):
             parts.append(Part(f"layer {k} {label}", *(_filled(served, f"layers.{k}.{stem}", norms=not stem) or ("ok", ""))))
+    if rest := layers[len(drawn) :]:
+        lost = sum(_filled(served, f"layers.{k}.") is not None for k in rest)
+        told = ("lost", f"{lost} of {len(rest)} not what was trained") if lost else ("ok", "")
+        parts.append(Part(f"layers {rest[0]} to {rest[-1]}", *told))
     parts.append(Part("norm", *(_filled(served, "norm.") or ("ok", ""))))
     parts += [Part("lm_head", *_HEADS[wiring.head]), Part("d2t", *_MAPS[wiring.mapping])]
     return parts
@@ -254,7 +262,10 @@ def served_plot(result: object) -> Figure:
 
     served = _served_of(result)
     parts, found, lines = components(served), taps(served), asides(served)
-    layers = [p for p in parts if p.name.startswith("layer ")]
+    if len(found) > _STATES:
+        lines.insert(0, f"{len(found)} states of the target are named, the first {_STATES} are drawn")
+        found = found[:_STATES]
+    layers = [p for p in parts if p.name.startswith("layer")]
     rows = max(3, len(layers))
     top = max(4.0, 0.9 * rows + 0.9, 0.36 * len(found) + 0.9)
     foot = 0.75 + _FOOT * len(lines)
