@@ -96,3 +96,19 @@ def test_vllm_lines_agree_with_themselves() -> None:
         assert float(m[9]) == pytest.approx(100 * accepted / drafted, abs=0.051)
         assert float(m[2]) == pytest.approx(accepted / 10, abs=0.0051)
         assert float(m[3]) == pytest.approx(drafted / 10, abs=0.0051)
+
+
+def test_an_installed_package_finds_the_samples_from_a_checkout_and_from_its_notebooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eagle3diag.errors import UsageError
+    from eagle3diag.report import sample
+
+    monkeypatch.setattr(sample, "checkout", lambda: None)
+    monkeypatch.chdir(SAMPLES.parent)
+    assert sample.sample().draft == str(Path("data_samples/smollm2-eagle3/draft"))
+    monkeypatch.chdir(SAMPLES.parent / "notebooks")
+    assert sample.sample().draft == str(Path("../data_samples/smollm2-eagle3/draft"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="part of the source checkout"):
+        sample.sample()

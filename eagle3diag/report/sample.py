@@ -38,12 +38,12 @@ def checkout() -> Path | None:
 
 
 def sample() -> Sample:
-    """The sample of this checkout, or of the working directory.
+    """The sample of the working directory, of this checkout, or of the folder above: that of a notebook opened where it lies.
 
     Raises:
-        UsageError: neither holds it.
+        UsageError: none holds it.
     """
-    tops = [Path(), *([top] if (top := checkout()) else [])]
+    tops = [Path(), *([top] if (top := checkout()) else []), Path("..")]
     for top in tops:
         folder = top / "data_samples" / "smollm2-eagle3"
         logs = top / "data_samples" / "logs"
