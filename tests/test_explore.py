@@ -68,8 +68,26 @@ def test_a_result_without_its_rows_says_what_to_explore(board: Switchboard) -> N
         door.explore(agree_bench(board.bench, on_policy=False, distribution=False))
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_plain_session_is_told_in_text(installed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "IPython", None)
+    door.explore(token_norms(open_dump(SAMPLE / "dumps"), 0))
+    told = capsys.readouterr().out
+    assert told.startswith("Attention sinks")
+    assert "192 tokens" in told
+    assert "In a live notebook controls stand here: move through the tokens" in told
+    assert "object at" not in told
+    assert "base64" not in told
+    assert max(map(len, told.splitlines())) < 400
+
+
 def test_without_somebody_there_is_a_sentence_and_no_widget(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shell:
+        kernel = object()
+
     shown: list[Any] = []
+    monkeypatch.setattr("IPython.get_ipython", lambda: Shell())
     monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append(a[0]))
     monkeypatch.setitem(sys.modules, "ipywidgets", None)  # not even imported
     norms = token_norms(open_dump(SAMPLE / "dumps"), 0)

@@ -1,12 +1,22 @@
-"""What notebook cells call to display: results as HTML and pictures with their words. The only module here that asks for IPython."""
+"""What notebook cells call to display: results as HTML and pictures with their words. The only module here that asks for IPython.
+
+Where no kernel runs, in a plain Python session or a terminal, the same is printed as text, and a picture as its caption.
+"""
 
 from __future__ import annotations
 
+import sys
 from base64 import b64encode
 
 from eagle3diag.errors import escaped
 
 __all__ = ["picture", "show"]
+
+
+def _kernel() -> bool:
+    """Whether a kernel takes what is displayed; one runs only where IPython is loaded."""
+    loaded = sys.modules.get("IPython")
+    return loaded is not None and getattr(loaded.get_ipython(), "kernel", None) is not None
 
 
 def show(*results: object, otherwise: str = "") -> None:
@@ -15,16 +25,21 @@ def show(*results: object, otherwise: str = "") -> None:
     Args:
         otherwise: the sentence shown where there are none.
     """
-    from IPython.display import HTML, display
-
-    from eagle3diag.report.html import cell
     from eagle3diag.report.layout import View
     from eagle3diag.report.views import view
 
-    if not results and otherwise:
-        display(HTML(cell(View(title="", summary=otherwise))))
-    for result in results:
-        display(HTML(cell(view(result))))
+    views = [view(r) for r in results] or ([View(title="", summary=otherwise)] if otherwise else [])
+    if not _kernel():
+        from eagle3diag.report.text import of
+
+        print("\n\n".join(of(v) for v in views))
+        return
+    from IPython.display import HTML, display
+
+    from eagle3diag.report.html import cell
+
+    for one in views:
+        display(HTML(cell(one)))
 
 
 def picture(*results: object) -> None:
@@ -33,11 +48,15 @@ def picture(*results: object) -> None:
     Notebook viewers show no caption of a picture, so it stands as an output of its own; a rendered page has it in the ``figure`` and leaves
     that output out.
     """
+    from eagle3diag.report import figures
+
+    if not _kernel():
+        for result in results:
+            print(figures.caption(result))
+        return
     from html import escape
 
     from IPython.display import display
-
-    from eagle3diag.report import figures
 
     for result in results:
         words = {"alt": figures.alt(result), "caption": figures.caption(result)}

@@ -55,7 +55,7 @@ def explorer(result: object) -> Explorer:
 
 
 def explore(result: object, *, static: bool = True) -> None:
-    """Show a result in a notebook, with controls to look around in it.
+    """Show a result in a notebook, with controls to look around in it; elsewhere its static view is printed.
 
     Args:
         result: a ``WeightDiff`` (pick tensors), a ``HiddenDump`` or ``TokenNorms`` (scrub token and layer), an ``Opened`` draft with its
@@ -69,7 +69,8 @@ def explore(result: object, *, static: bool = True) -> None:
         >>> from eagle3diag import check
         >>> report = check("data_samples/smollm2-eagle3/draft", engine="sglang==0.5.9", headers_only=True)
         >>> explore(report, static=False)  # outside a live notebook: a line that says what stands there
-        <IPython.core.display.HTML object>
+        In a live notebook controls stand here: filter the findings by severity, code, engine or any words
+          in them.
     """
     from eagle3diag.report.cells import picture, show
 
