@@ -16,7 +16,7 @@ from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.report.sample import sample
 from eagle3diag.rules import registry
 from eagle3diag.rules.case import check, make_case
-from eagle3diag.rules.model import Case, Finding, Severity, Workings
+from eagle3diag.rules.model import Case, Finding, Outcome, Report, Severity, Workings
 from eagle3diag.rules.pages import pages, write
 from eagle3diag.rules.registry import CATALOGUE, RULES, SECTIONS, finding, load_all, rule, run
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
@@ -255,3 +255,11 @@ def test_the_dump_is_read_and_judged_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(set(asked)) == sorted(asked)
     assert len(read) == 1
     assert [o.code for o in second.outcomes] == [o.code for o in first.outcomes]
+
+
+def test_among_equals_the_cause_comes_before_what_it_leads_to() -> None:
+    codes = ("SRV803", "AGR706", "DMP601", "AUX401", "ENG501", "VAL301", "KEY203", "CFG101")
+    found = tuple(Finding(code=c, severity=Severity.ERROR, title=c) for c in codes)
+    whole = Report(case=None, outcomes=(Outcome(code="CFG101", status="ran", findings=found),))  # type: ignore[arg-type]
+    assert [f.code for f in whole.findings] == list(reversed(codes))
+    assert {c[:3] for c in RULES} == {c[:3] for c in codes}  # a family that is new has its place too

@@ -1,7 +1,6 @@
 """The findings of several reports on one draft as one list: what holds for every engine is said once, with the engines beside it.
 
-Worst first, and among equals the cause before its consequence: what lies in the files and what the engine does with them, then what that
-does to the states, the acceptance and the log.
+The order is that of ``Report.findings``: worst first, and among equals the cause before its consequence.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eagle3diag.rules.model import family_rank
+
 if TYPE_CHECKING:
     from eagle3diag.rules.model import Finding, Report
 
 __all__ = ["Joined", "engine_of", "joined"]
-
-#: causes first
-FAMILIES = ("CFG", "KEY", "VAL", "ENG", "AUX", "DMP", "AGR", "SRV")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,4 @@ def joined(reports: Sequence[Report]) -> tuple[Joined, ...]:
             key = (f.code, f.severity.value, f.title, f.remedy, repr(sorted(f.evidence.items(), key=str)))
             found.setdefault(key, (f, []))[1].append(engine_of(report))
     rows = [Joined(finding=f, engines=() if len(labels) == len(reports) else tuple(labels)) for f, labels in found.values()]
-    return tuple(sorted(rows, key=lambda j: (j.finding.severity.rank, _family(j.finding.code), j.finding.code)))
-
-
-def _family(code: str) -> int:
-    return FAMILIES.index(code[:3]) if code[:3] in FAMILIES else len(FAMILIES)
+    return tuple(sorted(rows, key=lambda j: (j.finding.severity.rank, family_rank(j.finding.code), j.finding.code)))

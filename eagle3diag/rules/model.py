@@ -19,9 +19,17 @@ if TYPE_CHECKING:  # a check without an engine never pays for the nouns of that 
     from eagle3diag.hidden.model import HiddenDump
     from eagle3diag.serving.model import ServingLog, Training
 
-__all__ = ["Case", "Finding", "Outcome", "Report", "Severity", "Workings"]
+__all__ = ["Case", "Finding", "Outcome", "Report", "Severity", "Workings", "family_rank"]
 
 T = TypeVar("T")
+
+#: causes first: what lies in the files and what the engine does with them, then what that does to the states, the acceptance and the log
+FAMILIES = ("CFG", "KEY", "VAL", "ENG", "AUX", "DMP", "AGR", "SRV")
+
+
+def family_rank(code: str) -> int:
+    """0 for the family whose findings cause those of the others."""
+    return FAMILIES.index(code[:3]) if code[:3] in FAMILIES else len(FAMILIES)
 
 
 class Severity(StrEnum):
@@ -172,9 +180,9 @@ class Report(Shown):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Worst first, then by code."""
+        """Worst first, and among equals the cause before its consequence."""
         found = [f for o in self.outcomes for f in o.findings]
-        return tuple(sorted(found, key=lambda f: (f.severity.rank, f.code, f.where)))
+        return tuple(sorted(found, key=lambda f: (f.severity.rank, family_rank(f.code), f.code, f.where)))
 
     @property
     def skipped(self) -> tuple[Outcome, ...]:
