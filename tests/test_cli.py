@@ -509,3 +509,22 @@ def test_a_folder_without_weights_is_no_healthy_draft(tmp_path):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "no draft to judge" in done.stderr
+
+
+def test_a_version_that_is_not_on_record_is_named_beside_what_stands_in(run: Run, draft: Path) -> None:
+    status, out, _ = run("serve", draft, "--engine", "sglang==9.9", "--engine", OLD)
+    assert status == 0
+    assert out.count("sglang 9.9 is not on record: served as 0.5.23, the nearest recorded release") == 1
+    assert out.count("not on record") == 1
+
+
+def test_the_notebooks_are_listed_without_the_notebook_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nbformat", "nbconvert", "papermill"):
+        monkeypatch.setitem(sys.modules, name, None)
+    status, out, _ = run("notebook")
+    assert status == 0
+    assert "00_start_here" in out
+    status, _, err = run("notebook", "01_checkpoint")
+    assert status == 2
+    assert "python -m pip install 'eagle3diag[notebook]'" in err
+    assert err.count("\n") == 1

@@ -384,3 +384,12 @@ def test_the_sample_is_found() -> None:
 def test_empty_tables_are_left_out() -> None:
     view = View(title="t", summary="s", tables=(Table(caption="none", head=("a",), rows=()),))
     assert "none" not in text.of(view) + html.fragment(view) + markdown.of(view)
+
+
+def test_a_long_sentence_in_a_table_goes_on_below_and_a_long_name_is_cut() -> None:
+    why = "no serving log given: pass --log; no throughput without speculation given: pass --baseline TOK_PER_S"
+    lines = text.of(View(title="t", summary="", tables=(table("c", ("why", "rules"), ((why, "SRV807"), ("x" * 90, "y"))),))).splitlines()
+    assert "…" not in "".join(lines[:-1])
+    assert " ".join(line[2:64].replace("SRV807", "").strip() for line in lines[-3:-1]) == why
+    assert "SRV807" in lines[-3]
+    assert lines[-1] == f"  {'x' * 60}…  y"

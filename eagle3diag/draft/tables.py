@@ -88,7 +88,9 @@ class TargetTables:
 
     def _rows(self, table: Tensor | None, what: str, ids: Tensor) -> Tensor:
         if table is None:
-            raise CheckpointError(f"{self.path}: no {what} of the target there; give the target's folder or rows.safetensors")
+            raise CheckpointError(
+                f"{self.path}: no {what} of the target there; give the target's folder or rows.safetensors, with --target"
+            )
         at, known = self._find(ids)
         if not bool(known.all()):
             missing = int(ids[~known].flatten()[0])

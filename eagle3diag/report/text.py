@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from eagle3diag.errors import escaped
@@ -55,16 +56,27 @@ def _block(block: Block, colour: bool) -> list[str]:
     return lines
 
 
-def _table(one: Table, colour: bool) -> list[str]:
+def _cell(text: str, last: bool, whole: bool) -> list[str]:
+    """The lines of one cell: a sentence goes on below, a name that is too long is cut."""
+    if last:
+        return [escaped(text, 160)]
+    if not whole:
+        return [escaped(text, _CELL)]
+    lines = textwrap.wrap(escaped(text, 6 * _CELL), _CELL, break_long_words=False, break_on_hyphens=False)
+    return [escaped(line, _CELL) for line in lines] or [""]
+
+
+def _table(one: Table, colour: bool, *, whole: bool = True) -> list[str]:
     if not one.rows:
         return []
-    shown = [tuple(escaped(c, _CELL if i < len(one.head) - 1 else 160) for i, c in enumerate(row)) for row in one.rows]
-    widths = [max(len(row[i]) for row in [one.head, *shown]) for i in range(len(one.head))]
+    shown = [tuple(_cell(c, i == len(one.head) - 1, whole) for i, c in enumerate(row)) for row in [one.head, *one.rows]]
+    widths = [max(len(line) for row in shown for line in row[i]) for i in range(len(one.head))]
     lines = [escaped(one.caption, 200)]
-    for k, row in enumerate([one.head, *shown]):
-        line = "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+    for k, row in enumerate(shown):
         status = one.status[k - 1] if k and k <= len(one.status) else "none"
-        lines.append(_painted(line, status, colour) if status in ("error", "warning") else line)
+        for parts in zip_longest(*row, fillvalue=""):
+            line = "  " + "  ".join(c.ljust(w) for c, w in zip(parts, widths, strict=True)).rstrip()
+            lines.append(_painted(line, status, colour) if status in ("error", "warning") else line)
     if one.more:
         lines.append(f"  … {escaped(one.more, 200)}")
     return lines
@@ -109,7 +121,7 @@ def brief(view: View, most: int = 20) -> str:
         if rows < 1:
             unseen.append(f"{escaped(one.caption)} ({len(one.rows) + sum(n for _, n in one.cut):,} rows)")
             continue
-        part = ["", *_table(cut_rows(one, rows), False)]
+        part = ["", *_table(cut_rows(one, rows), False, whole=False)]
         lines += part
         left -= len(part)
     also = f"also {'; '.join(unseen)}; " if unseen else ""

@@ -133,6 +133,10 @@ def _blocks(served: ServedDraft) -> list[Block]:
             told = f"is skipped in silence: the hidden state is {width:,} wide{wide}"
         blocks.append(Block(status="info" if served.fc.runs else "error", code="fc", title=told))
     blocks += [Block(status="warning", code="ignored", title=f"{flag}: {why}") for flag, why in served.ignored.items()]
+    contract = served.contract
+    if contract.origin == "recorded" and not contract.on_record:
+        told = f"{contract.engine} {contract.asked} is not on record: served as {contract.version}, the nearest recorded release"
+        blocks.append(Block(status="info", code="version", title=told))
     blocks += [Block(status="info", code="default", title=f"{flag}: {why}") for flag, why in served.defaulted.items()]
     blocks += [Block(status="info", code="quirk", title=f"{name}: {text}") for name, text in served.quirks.items()]
     return sorted(blocks, key=lambda b: ("error", "warning", "info").index(b.status))
