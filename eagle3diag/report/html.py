@@ -70,8 +70,10 @@ figcaption { color: var(--faint); }
 """
 
 
-#: the one line a notebook cell brings along: JupyterLab sets tables flush right, which words cannot be read in
-CELL_STYLE = """<style>.e3d .wide table :is(caption, th, td) { text-align: left; vertical-align: top; }</style>
+#: what a notebook cell brings along: JupyterLab sets tables flush right, which words cannot be read in, and lets the terms of a list float
+CELL_STYLE = """<style>.e3d .wide table :is(caption, th, td) { text-align: left; vertical-align: top; }
+@media (min-width: 40rem) { .e3d dl { display: grid; grid-template-columns: max-content 1fr; column-gap: 1em; }
+  .e3d dl :is(dt, dd) { width: auto; } }</style>
 """
 
 _SHORT = 16

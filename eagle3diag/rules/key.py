@@ -90,7 +90,7 @@ def layer_prefix(case: Case) -> Iterator[Finding]:
 
     ## Why it costs acceptance
     SGLang 0.4.9 to 0.5.11 drops the tensors without a word and runs attention and MLP on uninitialised memory: the acceptance length is
-    1.00. Older SGLang and vLLM stop with a `KeyError` or `ValueError`.
+    near 1.00. Older SGLang and vLLM stop with a `KeyError` or `ValueError`.
 
     ## How it is detected
     The prefix of the layer's tensors against the spellings the contract lists, and the fate of those tensors.

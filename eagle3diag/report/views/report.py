@@ -99,10 +99,10 @@ def study_records(study: Study) -> list[dict[str, Any]]:
 
 
 def study_view(study: Study) -> View:
-    """The verdict per engine with its codes in one sentence; what is wrong, worst first; the same by engine."""
+    """The verdict per engine with its codes in one sentence; what is wrong and its fix; the same by engine. The worst stands first."""
     rows = study_records(study)
-    worst = min(rows, key=lambda r: list(STATUS).index(r["verdict"]))
-    verdicts = "; ".join(f"{r['verdict']} with {r['engine']}{_codes(r)}" for r in rows)
+    ordered = sorted(rows, key=lambda r: list(STATUS).index(r["verdict"]))
+    verdicts = "; ".join(f"{r['verdict']} with {r['engine']}{_codes(r)}" for r in ordered)
     crashed = sum(o.status == "crashed" for r in study.reports for o in r.outcomes)
     if crashed:
         verdicts += f"; incomplete, {count(crashed, 'rule')} crashed"
@@ -110,12 +110,12 @@ def study_view(study: Study) -> View:
     return View(
         title=f"Verdict on {study.checkpoint.path}",
         summary=verdicts,
-        status="error" if crashed else STATUS[worst["verdict"]],
+        status="error" if crashed else STATUS[ordered[0]["verdict"]],
         tables=(
             table(
                 "What is wrong, worst first",
-                ("code", "what", "engine"),
-                ((j.finding.code, j.finding.title, j.where or "any") for j in wrong),
+                ("code", "what", "engine", "fix"),
+                ((j.finding.code, j.finding.title, j.where or "any", j.finding.remedy or "see the finding") for j in wrong),
                 status=(j.finding.severity.value for j in wrong),
                 limit=FIRST,
             ),
