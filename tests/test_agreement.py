@@ -15,8 +15,9 @@ from eagle3diag.draft.agreement import Agreement, agree_bench, agreement
 from eagle3diag.draft.answers import answers
 from eagle3diag.draft.measure import Bench
 from eagle3diag.draft.tables import TargetTables
-from eagle3diag.errors import CheckpointError
+from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.dumps import open_dump
+from eagle3diag.report.opened import opened
 from tests.fixtures_agr import SAMPLE, bench
 
 
@@ -139,6 +140,13 @@ def test_nothing_that_tells_the_target_is_one_line(one: Bench) -> None:
     bare = replace(sample, target_argmax=None, topk_ids=None, topk_logprobs=None)
     with pytest.raises(CheckpointError, match="--target"):
         answers(bare, one.slots, one.status, TargetTables(path="x"))
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": -1}, {"steps": 33}, {"max_rows": 0}])
+def test_steps_and_rows_have_bounds(wrong: dict[str, int]) -> None:
+    this = opened()
+    with pytest.raises(UsageError, match=r"steps is -?\d+: a chain has 1 to 32|rows is 0: at least 1"):
+        Bench.prepare(this.checkpoint, this.spec, this.dump, this.target, **wrong)
 
 
 def test_a_dump_of_a_target_of_another_width_is_one_line(one: Bench) -> None:

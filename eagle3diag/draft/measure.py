@@ -27,12 +27,13 @@ from eagle3diag.draft.model import PlainDraft, StepOutput, Tokens
 from eagle3diag.draft.rows import Rows, labelled, make_rows
 from eagle3diag.draft.tables import TargetTables, load_tables
 from eagle3diag.draft.weights import DraftWeights
-from eagle3diag.errors import CheckpointError, escaped
+from eagle3diag.errors import CheckpointError, UsageError, escaped
 from eagle3diag.hidden.model import HiddenDump, NormStatus, Sample, Slot
 
 __all__ = ["Bench", "Measured", "base_wiring", "joined"]
 
 GUESS = 1e-3
+MAX_STEPS = 32  #: no chain is longer
 _LIMIT = 1 << 31  # bytes of samples kept in memory
 
 
@@ -151,7 +152,12 @@ class Bench:
 
         Raises:
             CheckpointError: draft and dump do not fit, no row counts, or nothing says what the target chose.
+            UsageError: no step, no row, or more steps than any chain has.
         """
+        if not 1 <= steps <= MAX_STEPS:
+            raise UsageError(f"steps is {steps}: a chain has 1 to {MAX_STEPS} draft steps")
+        if max_rows is not None and max_rows < 1:
+            raise UsageError(f"rows is {max_rows}: at least 1 row must be read, leave it out for all")
         if target is None or target.embed is None:
             target = _beside(dump) or target
         own, notes = base_wiring(spec, target, dump)
