@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from pathlib import Path
@@ -259,6 +260,14 @@ def test_files_packed_rotated_and_recoded(tmp_path: Path) -> None:
         assert (log.windows, log.acceptance_length) == (12, pytest.approx(whole.acceptance_length)), path
     assert [p.length for p in open_log(str(folder)).series] == [p.length for p in whole.series]
     assert open_log([str(folder / n) for n in ("server.log.2.gz", "server.log.1", "server.log")]).windows == 12
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_packed_log_is_closed_again(tmp_path: Path) -> None:
+    path = tmp_path / "two.log.gz"
+    path.write_bytes(gzip.compress(b"nothing of a server\n") * 2)
+    open_log([str(path), str(path)])
+    gc.collect()
 
 
 def test_a_gzip_that_breaks_off_gives_what_came_before(tmp_path: Path) -> None:

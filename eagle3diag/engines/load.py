@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from eagle3diag.checkpoint.model import TensorInfo
 from eagle3diag.engines.model import Contract, Refusal, TensorFate
 from eagle3diag.engines.parameters import Parameter
+from eagle3diag.errors import escaped
 
 __all__ = ["Loaded", "load"]
 
@@ -226,7 +227,7 @@ class _Loader:
             text = f"ValueError: There is no module or parameter named '{self._first_missing(full)}'"
             text = text if c.engine != "llama.cpp" else f"ValueError: Can not map tensor '{name}'"
         self.out.fates[name] = TensorFate("dropped", "", "refused: no parameter of that name")
-        self.out.fail(Refusal("load_weights", text, f"{name} has no place in this version's draft class", "unknown"))
+        self.out.fail(Refusal("load_weights", text, f"{escaped(name, 120)} has no place in this version's draft class", "unknown"))
 
     def _first_missing(self, full: str) -> str:
         parts = full.split(".")

@@ -90,7 +90,8 @@ def _open(path: str) -> IO[bytes]:
     if start[:2] == b"\x1f\x8b":
         import gzip
 
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+        raw.close()  # a GzipFile around an open file would leave that one open
+        return cast("IO[bytes]", gzip.open(path))
     wide = wide_code(start)
     if wide:
         import codecs
