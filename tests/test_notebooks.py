@@ -314,6 +314,19 @@ def test_a_dump_of_ones_own_is_shown_and_not_judged(elsewhere: Path) -> None:
     assert "the same states in both" in said
 
 
+def test_a_dump_without_a_finite_row_is_judged_and_not_drawn(elsewhere: Path) -> None:
+    from safetensors.torch import save_file
+    from torch import full
+
+    save_file({"input_ids": full((9,), 1), "hidden_states": full((9, 64), float("nan"))}, elsewhere / "dump.safetensors")
+    draft = write_draft(elsewhere / "draft", tiny_tensors(), tiny_config())
+    with pytest.raises(UsageError, match="no finite row"):  # a token by token view of nothing is no answer
+        notebooks.run("03_hidden_states", {"dump": "dump.safetensors", "draft": str(draft)}, "page.html")
+    page = words(Path("page.html").read_text(encoding="utf-8"))
+    assert "DMP603" in page
+    assert "No picture: dump.safetensors: nothing to draw, no finite row was read." in page
+
+
 def test_a_draft_without_its_dump_is_told_what_is_missing(elsewhere: Path) -> None:
     with pytest.raises(UsageError, match="no dump given"):
         notebooks.run("04_logit_agreement", {"draft": str(SAMPLE / "draft")}, "page.html")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from base64 import b64encode
 
-from eagle3diag.errors import escaped
+from eagle3diag.errors import Eagle3DiagError, escaped
 
 __all__ = ["picture", "show"]
 
@@ -59,8 +59,12 @@ def picture(*results: object) -> None:
     from IPython.display import display
 
     for result in results:
-        words = {"alt": figures.alt(result), "caption": figures.caption(result)}
-        image = b64encode(figures.png(figures.plot(result))).decode("ascii")
+        try:
+            words = {"alt": figures.alt(result), "caption": figures.caption(result)}
+            image = b64encode(figures.png(figures.plot(result))).decode("ascii")
+        except Eagle3DiagError as why:  # nothing there to draw: a finding, which the words beside tell
+            show(otherwise=f"No picture: {why}.")
+            continue
         display({"image/png": image, "text/plain": words["caption"]}, raw=True, metadata={"image/png": words})
         said = {"text/html": f"<p><em>{escape(escaped(words['caption'], 4000))}</em></p>", "text/plain": words["caption"]}
         display(said, raw=True, metadata={"text/html": {"caption": True}})
