@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from eagle3diag.checkpoint.open import open_checkpoint
 from eagle3diag.checkpoint.spec import draft_spec
@@ -18,6 +19,7 @@ from eagle3diag.draft.tables import TargetTables
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.dumps import open_dump
 from eagle3diag.report.opened import opened
+from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 from tests.fixtures_agr import SAMPLE, bench
 
 
@@ -140,6 +142,28 @@ def test_nothing_that_tells_the_target_is_one_line(one: Bench) -> None:
     bare = replace(sample, target_argmax=None, topk_ids=None, topk_logprobs=None)
     with pytest.raises(CheckpointError, match="--target"):
         answers(bare, one.slots, one.status, TargetTables(path="x"))
+
+
+def test_rows_that_are_not_finite_never_count_as_right(tmp_path: Path) -> None:
+    """NaN on both sides has one argmax, the first token: a dump of NaN would be a perfect one."""
+    draft, target = write_draft(tmp_path / "draft", tiny_tensors(), tiny_config()), tiny_target(tmp_path / "target", weights=True)
+    g = torch.Generator().manual_seed(0)
+    for name in ("a", "b"):
+        states = torch.randn(30, 4 * 64, generator=g)
+        if name == "b":
+            states[7, 70] = float("inf")
+        parts = {"hidden_states": states[:, :64].contiguous(), "aux_hidden_states": states[:, 64:].contiguous()}
+        save_file({"input_ids": torch.arange(30), **parts}, tmp_path / f"{name}.safetensors")
+    whole = opened(str(draft), str(tmp_path / "b.safetensors"), str(target))
+    with pytest.raises(CheckpointError, match="no row counts: 1 samples, 0 too short, 1 with NaN or Inf in a state, the rest masked out"):
+        Bench.prepare(whole.checkpoint, whole.spec, whole.dump, whole.target)
+    (tmp_path / "dumps").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").rename(tmp_path / "dumps" / f"{name}.safetensors")
+    both = opened(str(draft), str(tmp_path / "dumps"), str(target))
+    left = Bench.prepare(both.checkpoint, both.spec, both.dump, both.target)
+    assert [s.name for s, _ in left.samples] == ["a"]
+    assert "1 samples with NaN or Inf in a state left out" in left.notes
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": -1}, {"steps": 33}, {"max_rows": 0}])

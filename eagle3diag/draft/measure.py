@@ -37,6 +37,11 @@ MAX_STEPS = 32  #: no chain is longer
 _LIMIT = 1 << 31  # bytes of samples kept in memory
 
 
+def _finite(state: Tensor) -> bool:
+    wide = state if state.element_size() > 1 else state.float()  # one-byte floats have no isfinite
+    return bool(wide.isfinite().all())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
     """One wiring on the counted rows of one or more samples.
@@ -192,13 +197,16 @@ class Bench:
     def _read(self, dump: HiddenDump, max_rows: int | None, max_answer: int | None) -> None:
         refs = dump.samples
         taken: list[tuple[Sample, Tensor]] = []
-        rows = held = short = 0
+        rows = held = short = unfinite = 0
         left = ""
         for ref in (refs[i] for i in _spread(len(refs))):
             sample = _shortened(dump.read(ref), max_answer)
             t = len(sample.token_ids)
             if t <= self.steps + 1:
                 short += 1
+                continue
+            if not all(_finite(s) for s in sample.states.values()):  # the first token would win on both sides: all right
+                unfinite += 1
                 continue
             found = answers(sample, self.slots, self.status, self.tables, target_layers=self.target_layers)
             self.source = found.source
@@ -212,8 +220,13 @@ class Bench:
             self.notes = (*self.notes, left)
         if short:
             self.notes = (*self.notes, f"{short} samples of at most {self.steps + 1} tokens left out")
+        if unfinite:
+            self.notes = (*self.notes, f"{unfinite} samples with NaN or Inf in a state left out")
         if rows == 0:
-            raise CheckpointError(f"{escaped(dump.path, 200)}: no row counts: {len(refs)} samples, {short} too short, the rest masked out")
+            bad = f", {unfinite} with NaN or Inf in a state" if unfinite else ""
+            raise CheckpointError(
+                f"{escaped(dump.path, 200)}: no row counts: {len(refs)} samples, {short} too short{bad}, the rest masked out"
+            )
         self.samples = tuple(sorted(taken, key=lambda s: [r.name for r in refs].index(s[0].name)))
 
     def _counts(self, sample: Sample) -> int:
