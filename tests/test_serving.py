@@ -433,3 +433,15 @@ def test_none_or_all_with_a_few_in_between(tmp_path: Path) -> None:
 def test_as_fast_as_plain_decoding_is_not_slower(speed: float, warned: bool, tmp_path: Path) -> None:
     report = _judged(tmp_path, [sglang_line(i, 2.0, None, tps=speed) for i in range(40)], baseline=90.0)
     assert ("SRV807" in _codes(report)) is warned
+
+
+def test_among_wirings_the_counts_cannot_separate_the_one_the_engine_runs_is_named_first() -> None:
+    from eagle3diag.report.sample import sample
+
+    here = sample()
+    told = explain(check(here.draft, target=here.target, dump=here.dumps, log=here.lost, select=("KEY", "SRV")))
+    assert told is not None
+    first = told.causes[0]
+    assert len(first.members) > 1
+    assert first.members[0].endswith("(as sglang 0.5.9 would run it)")
+    assert "10 parameters left at their start values" in first.members[0]

@@ -380,10 +380,12 @@ def _group(members: Sequence[Compared], scales: _Scales) -> Cause:
     kinds = list(dict.fromkeys(kind for c in members for kind in _kinds_of(c.change)))
     best = max(kinds, key=lambda k: scales.score.get(k, 0.0))
     first = members[0]
-    names = tuple(c.name for c in members)
+    # what this engine is known to run is named first, whichever the counts happen to come nearest to; then what the files speak for
+    backed = sorted(members, key=lambda c: (c.kind != "engine", -max((scales.score.get(k, 0.0) for k in _kinds_of(c.change)), default=0.0)))
+    names = tuple(c.name for c in backed)
     shown = names[0] if len(names) == 1 else f"one of {len(names)} wirings that these counts cannot tell apart: " + "; ".join(names[:4])
     shown += f"; and {len(names) - 4} more" if len(names) > 4 else ""
-    fits = f"{names[0]} gets {first.length:.2f} on the dump, {first.z:.1f} standard errors from the log"
+    fits = f"{first.name} gets {first.length:.2f} on the dump, {first.z:.1f} standard errors from the log"
     pro = (fits, *dict.fromkeys(t for k in kinds for t in scales.pro.get(k, ())))
     contra = tuple(dict.fromkeys(t for t in scales.contra.get(best, ())))
     score = scales.score.get(best, 0.0) + COUNTS + HINTS * (1 - min(first.counts_z, 3.0) / 3)
