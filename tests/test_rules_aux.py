@@ -139,7 +139,7 @@ def test_unread_ids(tmp_path: Path, engine: str, aux: str, ids: tuple[int, ...],
 
 def test_unread_ids_say_what_to_write(tmp_path: Path) -> None:
     _, finding = one(sglang(tmp_path, ids=(4, 5, 7), aux="top"), "AUX402")
-    assert '"eagle_config.eagle_aux_hidden_state_layer_ids": [3, 4, 6]' in finding.remedy
+    assert '"eagle_aux_hidden_state_layer_ids": [3, 4, 6] inside "eagle_config"' in finding.remedy
     _, finding = one(sglang(tmp_path, "sglang==0.4.8", ids=(3, 4, 7)), "AUX402")
     assert "reads no ids" in finding.remedy
 

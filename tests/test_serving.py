@@ -12,6 +12,7 @@ import pytest
 from eagle3diag.checkpoint.wiring import Wiring
 from eagle3diag.cli import main
 from eagle3diag.errors import CheckpointError, UsageError
+from eagle3diag.report.logstudy import log_study
 from eagle3diag.rules.case import check, make_case
 from eagle3diag.rules.explain import explain
 from eagle3diag.rules.explain_words import CAUSES, WIRING_KINDS
@@ -445,3 +446,18 @@ def test_among_wirings_the_counts_cannot_separate_the_one_the_engine_runs_is_nam
     assert len(first.members) > 1
     assert first.members[0].endswith("(as sglang 0.5.9 would run it)")
     assert "10 parameters left at their start values" in first.members[0]
+
+
+def test_what_is_known_is_mended_before_anything_is_tried(tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft", {k.replace("midlayer", "layers.0"): v for k, v in tiny_tensors().items()}, tiny_config())
+    log = written(tmp_path, [sglang_line(i, 1.0) for i in range(40)])
+    report = check(draft, target=tiny_target(tmp_path / "target"), engine="sglang==0.5.9", log=log)
+    assert "KEY203" in _codes(report, "error")
+    explanation = explain(report)
+    assert explanation is not None
+    assert explanation.experiment.startswith("KEY203")
+
+
+def test_a_baseline_is_more_than_nothing() -> None:
+    with pytest.raises(UsageError, match="baseline is 0"):
+        log_study(str(ROOT / "README.md"), baseline=0.0)

@@ -16,6 +16,7 @@ NAMES = (
     "check", "inspect", "serve", "diff", "convert", "rules", "demo", "report", "norms", "agree", "wirings", "capture", "scan", "log",
     "notebook",
 )  # fmt: skip
+RENDERED = "exit status: 0 rendered, whatever was found; 2 unusable input, with one line on stderr; what was rendered until then is kept"
 EPILOG = "exit status: 0 answered, nothing at the fail level; 1 findings; 2 no answer, with one line on stderr"
 
 
@@ -97,7 +98,9 @@ def build_parser(asked: str | None = None) -> argparse.ArgumentParser:
     def command(name: str, module: str, about: str, formats: tuple[str, ...] = FORMATS, output: bool = True) -> Any:
         if asked in NAMES and name != asked:
             return _Unasked()
-        p = sub.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=EPILOG)
+        p = sub.add_parser(
+            name, help=about, description=about[0].upper() + about[1:] + ".", epilog=RENDERED if name in ("report", "notebook") else EPILOG
+        )
         p.set_defaults(handler=(module, name), output=None)
         p.add_argument("--format", choices=formats, action=_Once, help="how to print the result (default: text)")
         if output:

@@ -178,5 +178,5 @@ def quirks(contract: Contract) -> dict[str, str]:
     out = {}
     if contract["position_gap"]:
         fact = contract.facts["position_gap"]
-        out["position_gap"] = f"{contract.label} skips {fact.value} position before the second draft step ({fact.source})"
+        out["position_gap"] = f"{contract.label} skips {fact.value} position before the second draft step"
     return out

@@ -216,6 +216,8 @@ def _files(given: Path) -> tuple[Path, list[str], Counter[str]]:
             names = list(_walk(given, passed))
             return given, sorted((n for n in names if n.endswith(_SUFFIXES)), key=_natural), passed
         if not given.exists():
+            if re.match(r"[A-Za-z][\w+.-]+:/", str(given)):
+                raise CheckpointError(f"{shown(given)}: dumps are read from disks only, not over the network; fetch it first")
             raise CheckpointError(f"{shown(given)}: no such file or folder; give a dump file or a folder of them")
     except (OSError, ValueError) as error:
         why = (error.strerror or "not a valid path").lower() if isinstance(error, OSError) else "not a valid path"

@@ -89,6 +89,8 @@ def log_study(
     from eagle3diag.rules.logcase import check_log
     from eagle3diag.serving.payoff import payoff
 
+    if baseline is not None and not baseline > 0:
+        raise UsageError(f"baseline is {baseline:g}: tokens per second without speculation are more than 0")
     if log is None:
         from eagle3diag.report.sample import sample
 

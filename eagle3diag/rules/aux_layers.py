@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3diag.errors import escaped
 from eagle3diag.rules.aux_view import (
+    KEYS,
     View,
     could_be_default,
     ids_to_write,
@@ -153,7 +154,7 @@ def unread_ids(case: Case) -> Iterator[Finding]:
         severity=Severity.INFO if hits else Severity.WARNING,
         evidence={
             "unread": {escaped(k): list(v) for k, v in served.aux.unread.items()},
-            "reads": list(served.contract["aux_ids_from"]),
+            "reads": [KEYS.get(place, place) for place in served.contract["aux_ids_from"]],
             "captured_hf": list(default) if default else None,
             "trained_hf": list(view.meant) if view.meant else None,
             "because": view.why,

@@ -17,7 +17,18 @@ from eagle3diag.rules.reading import is_eagle3
 if TYPE_CHECKING:
     from eagle3diag.engines.model import ServedDraft
 
-__all__ = ["View", "could_be_default", "ids_to_write", "matches_default", "serving_aux", "shown", "target_fails", "view_of", "write_advice"]
+__all__ = [
+    "KEYS",
+    "View",
+    "could_be_default",
+    "ids_to_write",
+    "matches_default",
+    "serving_aux",
+    "shown",
+    "target_fails",
+    "view_of",
+    "write_advice",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,8 @@ def shown(layers: tuple[int, ...] | None) -> str:
     return "none" if not layers else ", ".join(map(str, layers))
 
 
-_KEYS = {
+#: where a contract says that ids are read from -> the key of config.json
+KEYS = {
     "top": "eagle_aux_hidden_state_layer_ids",
     "nested": "eagle_config.eagle_aux_hidden_state_layer_ids",
     "nested-layer-ids": "eagle_config.layer_ids",
@@ -102,7 +114,7 @@ def ids_to_write(case: Case, served: ServedDraft, meant: tuple[int, ...]) -> lis
             continue
         if case.target is None:
             return ids
-        if _captured_with(case, served, _KEYS.get(places[0], places[0]), ids) == tuple(goal):
+        if _captured_with(case, served, KEYS.get(places[0], places[0]), ids) == tuple(goal):
             return ids
     return None
 
@@ -124,4 +136,6 @@ def write_advice(case: Case, served: ServedDraft, meant: tuple[int, ...]) -> str
         return f"{name} reads no ids at all: use a newer version, or a draft trained on its default layers."
     if ids is None:
         return f"No ids make {name} capture HF {shown(meant)} from this target: serve the draft with the other engine."
-    return f'Write "{_KEYS.get(places[0], places[0])}": {ids} for {name}: it then captures HF {shown(tuple(sorted(meant)))}.'
+    outer, _, inner = KEYS.get(places[0], places[0]).rpartition(".")
+    where = f' inside "{outer}"' if outer else ""
+    return f'Write "{inner}": {ids}{where} in the draft\'s config.json for {name}: it then captures HF {shown(tuple(sorted(meant)))}.'

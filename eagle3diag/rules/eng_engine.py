@@ -228,7 +228,7 @@ def quirk(case: Case) -> Iterator[Finding]:
         yield finding(
             "ENG507",
             escaped(text, 240),
-            evidence={"behaviour": behaviour},
+            evidence={"behaviour": behaviour, "source": served.contract.facts[behaviour].source},
             remedy="Worth an upgrade only where numbers of different versions are compared.",
             where=behaviour,
             engines=label(case),

@@ -143,7 +143,7 @@ def explain(report: Report) -> Explanation | None:
     return Explanation(
         observed=log.acceptance_length,
         causes=tuple(causes),
-        experiment=experiment(causes, case, compared),
+        experiment=experiment(causes, case, compared, [f for f in report.findings if f.severity is Severity.ERROR]),
         compared=compared,
         notes=tuple(notes),
     )

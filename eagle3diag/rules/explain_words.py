@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from eagle3diag.rules.model import Case
+    from eagle3diag.rules.model import Case, Finding
     from eagle3diag.serving.compatible import Compatibility
 
 __all__ = ["CAUSES", "CODES", "FAULTS", "WIRING_KINDS", "experiment"]
@@ -103,16 +103,20 @@ _BETWEEN: tuple[tuple[frozenset[str], str], ...] = (
 )
 
 
-def experiment(causes: Sequence[_Ranked], case: Case, compared: Compatibility | None) -> str:
+def experiment(causes: Sequence[_Ranked], case: Case, compared: Compatibility | None, errors: Sequence[Finding] = ()) -> str:
     """What to do next to tell the first two causes apart, or to test the only one.
 
     Args:
         causes: the likeliest first.
         case: says what was given already.
         compared: the wirings on the dump, or None.
+        errors: findings of the files and the engine that are errors; one that bears on the first cause is mended before anything is tried.
     """
     live = [c for c in causes if not getattr(c, "excluded", False)][:2]
     kinds = frozenset(c.kind for c in live)
+    known = next((f for f in errors if live and live[0].kind in CODES.get(f.code, ())), None)
+    if known is not None:
+        return f"{known.code} needs no experiment: mend it as it says, serve again and give the new log. What is left then is worth a look."
     for pair, text in _BETWEEN:
         if pair <= kinds:
             return text
