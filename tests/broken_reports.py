@@ -54,7 +54,7 @@ def mapping_empty(folder: Path) -> Given:
 
 
 def dump_shifted(folder: Path) -> Given:
-    """Every state stands beside the token before its own."""
+    """Every state stands beside the token after its own."""
     dumps = folder / "dumps"
     dumps.mkdir()
     for file in sorted((SAMPLE / "dumps").glob("*.safetensors")):

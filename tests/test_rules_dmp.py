@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_a_shift_is_named_with_its_size_and_direction(tmp_path: Path) -> None:
     assert one.evidence["shift"] == -1
     (two,) = run(f.case_of(tmp_path / "b", change=f.early), ["DMP605"]).findings
     assert two.title.startswith("states are 3 rows early")
+    assert "in row t to row t - 1," in one.remedy
+    assert "in row t to row t + 3," in two.remedy
+
+
+@pytest.mark.parametrize("moved", [f.late, f.early])
+def test_the_remedy_of_a_shift_mends_it(tmp_path: Path, moved: f.Change) -> None:
+    (one,) = run(f.case_of(tmp_path / "a", change=moved), ["DMP605"]).findings
+    sign, by = re.findall(r"to row t ([+-]) (\d+),", one.remedy)[0]
+
+    def mended(s: f.States, i: int) -> f.States:
+        return f.both(moved(s, i), lambda x: x.roll(int(sign + by), 0))
+
+    assert run(f.case_of(tmp_path / "b", change=mended), ["DMP605"]).findings == ()
 
 
 def test_rows_a_shift_left_empty_are_the_shifts(tmp_path: Path) -> None:

@@ -335,6 +335,6 @@ def misaligned(case: Case) -> Iterator[Finding]:
             },
             remedy="Fix the writer so that row t holds the state of token t of the same request, and dump again."
             if kind != "shift"
-            else f"Move the states by {-shift:+d} rows against the tokens in the writer, and dump again.",
+            else f"Write the state that now stands in row t to row t {'-' if shift < 0 else '+'} {abs(shift)}, and dump again.",
             where=escaped(samples[0], 200),
         )
