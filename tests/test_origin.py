@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from eagle3diag.report import origin
-from eagle3diag.report.findings import findings_view, joined
+from eagle3diag.report.findings import joined
 from eagle3diag.report.layout import View
 from eagle3diag.report.private import shared, without_home
 from eagle3diag.report.study import Study, study
+from eagle3diag.report.views.findings import findings_view
 from tests.factory import tiny_config, tiny_target, tiny_tensors, write_draft
 from tests.fixtures_srv import sglang_line, written
 
