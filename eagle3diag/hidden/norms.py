@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3diag.display import Piece, Shown, data
 from eagle3diag.errors import CheckpointError, UsageError
 from eagle3diag.hidden.exact import ExactSum, ExactVector
-from eagle3diag.hidden.model import HiddenDump, SampleRef, Slot
+from eagle3diag.hidden.model import HiddenDump, NormStatus, SampleRef, Slot
 from eagle3diag.hidden.rowstats import RowStats, one_thread, pieces, row_kurtosis, row_stats
 
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ class NormProfile(Shown):
         samples: how many were read.
         tokens: states' rows in all, first tokens and broken ones included.
         problems: samples that could not be read: (name, one line).
+        final_norm: whether the final state, where there is one, is before or after the target's final norm.
     """
 
     path: str
@@ -236,6 +237,7 @@ class NormProfile(Shown):
     samples: int = 0
     tokens: int = 0
     problems: tuple[tuple[str, str], ...] = ()
+    final_norm: NormStatus = "unknown"
 
     def merge(self, *others: NormProfile) -> NormProfile:
         """This profile and others of the same dump as one; exact, so order and grouping do not matter.
@@ -253,6 +255,7 @@ class NormProfile(Shown):
                 samples=out.samples + other.samples,
                 tokens=out.tokens + other.tokens,
                 problems=tuple(sorted(out.problems + other.problems)),
+                final_norm=out.final_norm,
             )
         return out
 
@@ -264,6 +267,7 @@ class NormProfile(Shown):
                 "path": self.path,
                 "samples": self.samples,
                 "tokens": self.tokens,
+                "final_norm": self.final_norm,
                 "layers": [layer.to_dict() for layer in self.layers],
                 "problems": [{"sample": name, "why": why} for name, why in self.problems],
             }
@@ -329,7 +333,8 @@ def _empty(dump: HiddenDump, full: bool) -> NormProfile:
     zero = np.zeros(dump.hidden)
     none = ExactVector.of(zero)
     channels = _Channels(total=none, squares=none, kurtosis=ExactSum(), kurtosis_rows=0, kurtosis_bins=()) if full else None
-    return NormProfile(path=dump.path, layers=tuple(SlotProfile(slot=s, hidden=dump.hidden, channels=channels) for s in dump.slots))
+    layers = tuple(SlotProfile(slot=s, hidden=dump.hidden, channels=channels) for s in dump.slots)
+    return NormProfile(path=dump.path, layers=layers, final_norm=dump.final_norm)
 
 
 def profile_samples(dump: HiddenDump, refs: Sequence[SampleRef], full: bool = False) -> NormProfile:

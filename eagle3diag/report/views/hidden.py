@@ -123,6 +123,7 @@ def profile_view(profile: NormProfile) -> View:
     told = [f"{count(n, 'row')} {what}" for n, what in ((broken, "with NaN or Inf"), (zero, "of zeros")) if n]
     told += [f"{count(len(profile.problems), 'sample')} that cannot be read"] if profile.problems else []
     full = any(x.channels is not None for x in profile.layers)
+    final = profile.final_norm != "unknown" and any(x.slot.role == "final" for x in profile.layers)
     head = ["state", "L2 mean", "L2 median", "RMS", "mean", "max abs", "first token L2", "NaN or Inf", "zero"]
     rows = []
     for x in profile.layers:
@@ -151,6 +152,7 @@ def profile_view(profile: NormProfile) -> View:
         notes=(
             *(("Next: eagle3diag check DRAFT --dump DUMP names what is broken and how to mend it.",) if told else ()),
             "L2: length of a token's state; RMS: the same over the square root of its width.",
+            *((f"The final state is {NORMS[profile.final_norm]}.",) if final else ()),
         ),
     )
 
