@@ -8,6 +8,7 @@ beside the repository.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from eagle3diag.checkpoint.spec import draft_spec, resolved
 from eagle3diag.checkpoint.target import open_target
 from eagle3diag.draft.measure import Bench
 from eagle3diag.hidden.dumps import open_dump
-from eagle3diag.serving.compatible import EXCLUDED, Wirings, observed
+from eagle3diag.serving.compatible import EXCLUDED, Compared, Wirings, observed
 from eagle3diag.serving.logs import read_bytes
 from eagle3diag.serving.metrics import histogram_of
 from tests.fixtures_srv import request, sglang_line
@@ -94,6 +95,28 @@ def test_the_counts_of_a_fault_allow_it(name: str, told: str, wirings: Wirings) 
     if 1 + sum(OFFLINE["healthy"]["joint"]) - (1 + sum(joint)) > 0.1:
         assert not found.own.compatible
         assert found.own.group == 0
+    _grouped(found.compared, rows, told == "positions")
+
+
+def _grouped(compared: Sequence[Compared], rows: int, positions: bool) -> None:
+    """Every compatible wiring is in a group, equal ones in the same, and a group begins only where counts tell it from those before."""
+    heads: dict[int, Compared] = {}
+    for c in compared:
+        assert (c.group > 0) is c.compatible
+        if not c.compatible:
+            continue
+        for other in compared:
+            same = c.joint == other.joint if positions else c.length == other.length
+            if other.compatible and same:
+                assert other.group == c.group
+        if c.group not in heads:
+            for head in heads.values():
+                if positions:
+                    gaps = [abs(p - q) / max((p * (1 - p) / rows) ** 0.5, 1 / rows) for p, q in zip(c.joint, head.joint, strict=True)]
+                    assert max(gaps) > 3
+                else:
+                    assert abs(c.length - head.length) > 3 * 0.02 / 27**0.5  # the scatter of the log's 27 lines
+            heads[c.group] = c
 
 
 @pytest.mark.parametrize("name", list(LOOP))
