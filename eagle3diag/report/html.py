@@ -131,11 +131,11 @@ def fragment(view: View, *, level: int = 2) -> str:
     """One view as an HTML fragment for a page or a notebook cell.
 
     Args:
-        level: heading level of the view's title; findings are one deeper.
+        level: heading level of the view's title; findings are one deeper, or as deep where it has no title.
     """
     lines = [f'<section class="e3d"><h{level}>{_safe(view.title)}</h{level}>' if view.title else '<section class="e3d">']
     lines.append(f'<p class="summary">{_sign(view.status)}{_safe(view.summary)}</p>')
-    lines += [_block(b, level + 1) for b in view.blocks]
+    lines += [_block(b, level + 1 if view.title else level) for b in view.blocks]
     lines += [_table(t) for t in view.tables if t.rows]
     lines += [f"<p>{_safe(n)}</p>" for n in view.notes]
     return "\n".join([*lines, "</section>"])
