@@ -13,21 +13,22 @@ from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Piece", "Shown", "data", "plain"]
 
 _VIEWS = "eagle3diag.report.views"
 
 
-class Shown:
-    """Gives a result ``__repr__``, ``_repr_html_``, ``to_frame`` and ``plot`` through ``eagle3diag.report.views``."""
+class _Rendered:
+    """``__repr__`` by the function of ``eagle3diag.report.views`` that ``_as_text`` names, and ``_repr_html_``."""
 
     __slots__ = ()
+    _as_text: ClassVar[str]
 
     def __repr__(self) -> str:
         try:
-            return str(import_module(_VIEWS).plain(self))
+            return str(getattr(import_module(_VIEWS), self._as_text)(self))
         except Exception:  # a repr must never raise
             return f"<{type(self).__name__}>"
 
@@ -36,6 +37,13 @@ class Shown:
             return str(import_module(_VIEWS).html(self))
         except Exception:  # the notebook falls back to the plain repr
             return None
+
+
+class Shown(_Rendered):
+    """Gives a result ``__repr__``, ``_repr_html_``, ``to_frame`` and ``plot`` through ``eagle3diag.report.views``."""
+
+    __slots__ = ()
+    _as_text = "plain"
 
     def plot(self) -> Any:
         """The picture of this result, a ``matplotlib.figure.Figure``.
@@ -54,22 +62,11 @@ class Shown:
         return import_module(_VIEWS).frame(self)
 
 
-class Piece:
+class Piece(_Rendered):
     """Gives a part of a result a ``__repr__`` of one line, a small table in a notebook, and ``to_dict``."""
 
     __slots__ = ()
-
-    def __repr__(self) -> str:
-        try:
-            return str(import_module(_VIEWS).line(self))
-        except Exception:  # a repr must never raise
-            return f"<{type(self).__name__}>"
-
-    def _repr_html_(self) -> str | None:
-        try:
-            return str(import_module(_VIEWS).html(self))
-        except Exception:  # the notebook falls back to the plain repr
-            return None
+    _as_text = "line"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain data for JSON."""

@@ -25,9 +25,10 @@ from typing import Any
 
 import pytest
 
+from tests.chromium import CHROMIUM, running
+
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data_samples" / "smollm2-eagle3"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = [m for m in ("jupyterlab", "ipywidgets", "ipykernel", "playwright") if importlib.util.find_spec(m) is None]
 PATIENCE = 300  #: seconds for a notebook on a busy machine
 
@@ -131,11 +132,8 @@ def _stopped(server: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-        yield running
-        running.close()
+    with running() as one:
+        yield one
 
 
 DONE = """() => { const cells = [...document.querySelectorAll('.jp-Notebook .jp-CodeCell')];

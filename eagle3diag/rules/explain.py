@@ -355,10 +355,11 @@ def _listed(scales: _Scales, compared: Compatibility | None) -> list[Cause]:
     allowed = [c for c in wirings if c.compatible]
     causes = [_group([c for c in allowed if c.group == g], scales) for g in sorted({c.group for c in allowed})]
     covered = {kind for c in allowed for kind in _kinds_of(c.change)}
+    tried = {kind for c in wirings for kind in _kinds_of(c.change)}
     for kind, score in scales.score.items():
         if kind in covered and kind in FAULTS:
             continue
-        excluded = bool(wirings) and kind in FAULTS and kind in {k for c in wirings for k in _kinds_of(c.change)}
+        excluded = kind in FAULTS and kind in tried
         contra = list(scales.contra.get(kind, ()))
         if excluded:
             nearest = min((c for c in wirings if kind in _kinds_of(c.change)), key=lambda c: c.counts_z)

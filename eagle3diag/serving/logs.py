@@ -18,10 +18,10 @@ from eagle3diag.serving.reader import blocks, log_files, plain, wide_code
 
 if TYPE_CHECKING:
     from eagle3diag.serving.gathered import Gathered
+    from eagle3diag.serving.tally import Tally
 
 __all__ = ["open_log", "read_bytes"]
 
-_VLLM = "vLLM SpecDecoding line"
 _DOCUMENT = 256 << 20  # bytes of one JSON document or scrape
 _PEEK = 1 << 16
 _JSON_MARKS = (
@@ -214,8 +214,7 @@ def _trained(gathered: Gathered, data: bytes, name: str) -> None:
 
 def lines(gathered: Gathered, data: bytes, *, head: bool, last: bool) -> None:
     """A block of lines into the sums."""
-    from eagle3diag.serving.lines_sglang import sglang_windows
-    from eagle3diag.serving.lines_vllm import throughputs, v0_lines, vllm_counts
+    from eagle3diag.serving.lines_vllm import throughputs, v0_lines
     from eagle3diag.serving.scripts import read_scripts
     from eagle3diag.serving.tally import FINE
 
@@ -224,28 +223,37 @@ def lines(gathered: Gathered, data: bytes, *, head: bool, last: bool) -> None:
     if head:
         gathered.facts.scan(data)
     count = 0 if head else data.count(b"\n")
-    found = tally.lines
-    if count and tally.lines > tally.windows:  # of vLLM so far: its lines first
-        for counts in vllm_counts(data, fine=fine, last=last):
-            tally.add_counts(counts, _VLLM)
-        if tally.lines - found == count:
-            return
-    windows = sglang_windows(data, fine=fine)
-    if windows is not None:
-        tally.add_windows(windows)
-        if len(windows.length) == count:
+    readers = (_of_vllm, _of_sglang) if tally.lines > tally.windows else (_of_sglang, _of_vllm)  # what came so far goes first
+    for read in readers:
+        if read(tally, data, fine, last) == count > 0:
             return  # every line was one of these
-    if tally.lines == found:
-        for counts in vllm_counts(data, fine=fine, last=last):
-            tally.add_counts(counts, _VLLM)
-        if tally.lines - found == count > 0:
-            return
     gathered.speeds(throughputs(data))
     gathered.v0 += v0_lines(data)[-1:]
     if any(mark in data for mark in _SCRIPT_MARKS):
         read_scripts(data, tally, gathered.stated)
     if any(mark in data for mark in _JSON_MARKS):
         _embedded(gathered, data)
+
+
+def _of_sglang(tally: Tally, data: bytes, fine: bool, last: bool) -> int:
+    """SGLang's decode lines into the sums, and how many there were."""
+    from eagle3diag.serving.lines_sglang import sglang_windows
+
+    windows = sglang_windows(data, fine=fine)
+    if windows is None:
+        return 0
+    tally.add_windows(windows)
+    return len(windows.length)
+
+
+def _of_vllm(tally: Tally, data: bytes, fine: bool, last: bool) -> int:
+    """vLLM's metrics lines into the sums, and how many there were."""
+    from eagle3diag.serving.lines_vllm import vllm_counts
+
+    before = tally.lines
+    for counts in vllm_counts(data, fine=fine, last=last):
+        tally.add_counts(counts, "vLLM SpecDecoding line")
+    return tally.lines - before
 
 
 def _embedded(gathered: Gathered, data: bytes) -> None:

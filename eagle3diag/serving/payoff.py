@@ -9,7 +9,7 @@ rest in equal parts for the k draft steps. That split is an assumption and is na
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eagle3diag.display import Shown
@@ -111,17 +111,7 @@ def payoff(log: ServingLog, baseline: float) -> Payoff | None:
         return one
     draft = (one.cost - 1.0) / log.k
     best, fastest = best_chain(log.per_position, log.acceptance_length, log.k, draft)
-    return Payoff(
-        length=one.length,
-        k=one.k,
-        measured=one.measured,
-        baseline=baseline,
-        draft_cost=draft,
-        best_k=best,
-        best_speedup=fastest,
-        by_context=contexts,
-        running=log.running,
-    )
+    return replace(one, draft_cost=draft, best_k=best, best_speedup=fastest)
 
 
 def best_chain(positions: Sequence[float], length: float, k: int, draft_cost: float) -> tuple[int, float]:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from eagle3diag.engines.scan.classes import calls, dotted
+from eagle3diag.engines.scan.classes import calls
 from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
+from eagle3diag.engines.scan.ids import IDS, default_aux, id_meaning, id_places
 from eagle3diag.engines.scan.source import pinned
 from eagle3diag.engines.scan.target import scan_target
 
-__all__ = ["id_places", "read_sglang"]
+__all__ = ["read_sglang"]
 
 read_sglang: dict[str, Reader] = {}
-_IDS = "eagle_aux_hidden_state_layer_ids"
 _RUNNER = "srt/model_executor"
 _WORKERS = "srt/speculative"
 _HOOK = "set_eagle3_layers_to_capture"
@@ -25,34 +24,6 @@ _HOOK = "set_eagle3_layers_to_capture"
 
 def _strings(tree: ast.AST | None) -> set[str]:
     return {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} if tree is not None else set()
-
-
-def id_places(node: ast.AST | None) -> list[str]:
-    """Places layer ids are read from in a function or file, in order of the text: ``top``, ``nested``, ``nested-layer-ids``."""
-    return list(dict.fromkeys(place for _, place in _id_reads(node)))
-
-
-def _id_reads(node: ast.AST | None) -> Iterator[tuple[int, str]]:
-    hits: list[tuple[int, str]] = []
-    for n in ast.walk(node) if node is not None else ():
-        owner: ast.AST | None = None
-        key: ast.AST | None = None
-        if isinstance(n, ast.Call) and dotted(n.func) == "getattr" and len(n.args) >= 2:
-            owner, key = n.args[0], n.args[1]
-        elif isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "get" and n.args:
-            owner, key = n.func.value, n.args[0]
-        elif isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load):
-            owner, key = n.value, n.slice
-        elif isinstance(n, ast.Attribute) and n.attr == _IDS and isinstance(n.ctx, ast.Load) and dotted(n.value).endswith("hf_config"):
-            owner, key = n.value, ast.Constant(n.attr)
-        if isinstance(key, ast.Constant) and key.value in (_IDS, "layer_ids") and owner is not None:
-            name = dotted(owner).rpartition(".")[2]
-            inner = "eagle" in name or name in ("drafter_config",)
-            if key.value == _IDS:
-                hits.append((getattr(n, "lineno", 0), "nested" if inner else "top"))
-            elif inner:
-                hits.append((getattr(n, "lineno", 0), "nested-layer-ids"))
-    yield from sorted(hits)
 
 
 # ---------------------------------------------------------------- dispatch
@@ -90,7 +61,7 @@ read_sglang["speculators_residual_default"] = _unless_speculators(False)
 @reader(read_sglang, "aux_ids_from")
 def _aux_ids_from(d: Draft) -> Found | None:
     source = d.classes.source
-    for path in source.mentions(_IDS, _RUNNER):
+    for path in source.mentions(IDS, _RUNNER):
         places = id_places(source.tree(path))
         if places:
             return places, "read", path
@@ -98,17 +69,8 @@ def _aux_ids_from(d: Draft) -> Found | None:
     return ([], "read", hooked[0]) if hooked else None
 
 
-@reader(read_sglang, "id_meaning")
-def _id_meaning(d: Draft) -> Found | None:
-    generic = d.generic
-    meaning = {"+1": "output", "0": "input"}.get(generic.shift)
-    return (meaning, generic.status, generic.where[0]) if meaning is not None and generic.hook else None
-
-
-@reader(read_sglang, "default_aux")
-def _default_aux(d: Draft) -> Found | None:
-    generic = d.generic
-    return (f"[{', '.join(generic.default)}]", "read", generic.where[0]) if generic.default else None
+reader(read_sglang, "id_meaning")(id_meaning)
+reader(read_sglang, "default_aux")(default_aux)
 
 
 @reader(read_sglang, "runner_captures")

@@ -10,7 +10,7 @@ import re
 
 from eagle3diag.engines.scan.classes import dotted
 from eagle3diag.engines.scan.draft import Code, Draft, Found, Reader, reader
-from eagle3diag.engines.scan.sglang import id_places
+from eagle3diag.engines.scan.ids import default_aux, id_meaning, id_places
 from eagle3diag.engines.scan.source import pinned
 
 __all__ = ["read_vllm"]
@@ -131,17 +131,8 @@ def _aux_ids_from(d: Draft) -> Found | None:
     return [], "read", captures[2]
 
 
-@reader(read_vllm, "id_meaning")
-def _id_meaning(d: Draft) -> Found | None:
-    generic = d.generic
-    meaning = {"+1": "output", "0": "input"}.get(generic.shift)
-    return (meaning, generic.status, generic.where[0]) if meaning is not None and generic.hook else None
-
-
-@reader(read_vllm, "default_aux")
-def _default_aux(d: Draft) -> Found | None:
-    generic = d.generic
-    return (f"[{', '.join(generic.default)}]", "read", generic.where[0]) if generic.default else None
+reader(read_vllm, "id_meaning")(id_meaning)
+reader(read_vllm, "default_aux")(default_aux)
 
 
 @reader(read_vllm, "use_aux_flag")
